@@ -1,0 +1,33 @@
+"""CuPy on the CUDA devices it finds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from refattn.backend import Array, Plugin, widened
+
+
+class CupyBackend(Plugin):
+    """CuPy arrays."""
+
+    name = "cupy"
+    library = "cupy"
+    distributions = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+    features = frozenset({"mutable"})
+    float_dtypes = ("float16", "float32", "float64")
+
+    def _devices(self, cupy: Any) -> Mapping[str, Any]:
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError:  # no driver or no device: nothing runs here
+            count = 0
+        return {f"cuda:{index}": cupy.cuda.Device(index) for index in range(count)}
+
+    def _array(self, cupy: Any, host: Array, dtype: str | None, device: Any) -> Array:
+        with device:
+            return cupy.array(widened(host), dtype=dtype)
+
+    def _host(self, cupy: Any, x: Array) -> Array:
+        return cupy.asnumpy(x)
+
+
+BACKEND = CupyBackend()

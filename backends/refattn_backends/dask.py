@@ -1,0 +1,29 @@
+"""Dask arrays: blocks of NumPy arrays whose values are computed on demand."""
+
+from typing import Any
+
+from refattn.backend import Array, Plugin, has_module
+from refattn_backends.numpy import host_dtype
+
+
+class DaskBackend(Plugin):
+    """Dask arrays over NumPy."""
+
+    name = "dask"
+    library = "dask.array"
+    distributions = ("dask",)
+    features = frozenset({"lazy"})
+    bfloat16_needs = "ml_dtypes"
+
+    def installed(self) -> bool:
+        """Whether Dask and the NumPy of its arrays can be found; a bare Dask comes without."""
+        return has_module("dask") and has_module("numpy")
+
+    def _array(self, da: Any, host: Array, dtype: str | None, _device: Any) -> Array:
+        return da.from_array(host.astype(host_dtype(dtype) or host.dtype))
+
+    def _host(self, _da: Any, x: Array) -> Array:
+        return x.compute()
+
+
+BACKEND = DaskBackend()

@@ -1,0 +1,30 @@
+"""NumPy on the host; bfloat16 where ml_dtypes is installed."""
+
+import importlib
+from typing import Any
+
+from refattn.backend import Array, Plugin
+
+
+class NumpyBackend(Plugin):
+    """NumPy arrays."""
+
+    name = "numpy"
+    library = "numpy"
+    distributions = ("numpy",)
+    features = frozenset({"mutable"})
+    bfloat16_needs = "ml_dtypes"
+
+    def _array(self, np: Any, host: Array, dtype: str | None, _device: Any) -> Array:
+        return np.array(host, dtype=host_dtype(dtype))
+
+    def _host(self, np: Any, x: Array) -> Array:
+        return np.asarray(x)
+
+
+def host_dtype(name: str | None) -> Any:
+    """What NumPy takes as the dtype of that name, None for none; bfloat16 is ml_dtypes'."""
+    return importlib.import_module("ml_dtypes").bfloat16 if name == "bfloat16" else name
+
+
+BACKEND = NumpyBackend()

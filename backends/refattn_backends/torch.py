@@ -1,0 +1,33 @@
+"""PyTorch on the CPU and on every CUDA device it finds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from refattn.backend import Array, Plugin, widened
+
+
+class TorchBackend(Plugin):
+    """PyTorch tensors."""
+
+    name = "torch"
+    library = "torch"
+    distributions = ("torch",)
+    features = frozenset({"traces", "autodiff", "mutable"})
+
+    def _devices(self, torch: Any) -> Mapping[str, Any]:
+        names = ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count())))
+        return {name: torch.device(name) for name in names}
+
+    def _array(self, torch: Any, host: Array, dtype: str | None, device: Any) -> Array:
+        # PyTorch reads neither ml_dtypes nor negative strides, hence a plain copy, widened without loss.
+        plain = torch.from_numpy(widened(host).copy(order="C"))
+        name = host.dtype.name if dtype is None else dtype
+        return plain.to(device=device, dtype=getattr(torch, name))
+
+    def _host(self, torch: Any, x: Array) -> Array:
+        x = x.detach().cpu()
+        small = x.dtype == torch.bfloat16 or (x.dtype.is_floating_point and x.dtype.itemsize == 1)
+        return (x.to(torch.float32) if small else x).numpy()
+
+
+BACKEND = TorchBackend()

@@ -1,0 +1,157 @@
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.11.12"
+nox.options.default_venv_backend = "virtualenv"
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+RUNNER = ("python", "-m", "pytest")
+
+
+def pinned(session: nox.Session, *requirements: str) -> None:
+    """Install requirements at the exact versions of constraints.txt."""
+    session.install("--constraint", "constraints.txt", *requirements)
+
+
+def group(*names: str) -> tuple[str, ...]:
+    """Return the requirements of dependency groups."""
+    return nox.project.dependency_groups(PYPROJECT, *names)
+
+
+def wheel_folder(session: nox.Session) -> Path:
+    """Return where the built wheel lies."""
+    return session.cache_dir / "wheel"
+
+
+def install(session: nox.Session, *groups: str, extra: str | None = None) -> None:
+    """Install the built wheel with an extra, and dependency groups."""
+    (built,) = wheel_folder(session).glob("*.whl")
+    # A kept environment may hold an older build of the same version, which pip would leave in place.
+    session.install("--no-deps", "--force-reinstall", str(built))
+    pinned(session, f"{built}[{extra}]" if extra else str(built), *group(*groups))
+
+
+def pytest(session: nox.Session, *arguments: str, runner: tuple[str, ...] = RUNNER) -> None:
+    """Run pytest against the installed package, not against the checkout that is the working directory."""
+    session.run(*runner, *arguments, *session.posargs, env={"PYTHONSAFEPATH": "1"}, external=True)
+
+
+def both_suites(session: nox.Session, library: str, *runner: str) -> None:
+    """Run the tests of this project and the conformance suite that it ships, on one array library."""
+    runner = runner or RUNNER
+    pytest(session, "tests", "--library", library, runner=runner)
+    target = f"refattn-{library}"
+    pytest(session, "--pyargs", "refattn.conformance", "--refattn-target", target, runner=runner)
+
+
+@nox.session(default=False, reuse_venv=True)
+def wheel(session: nox.Session) -> None:
+    """Build the wheel that the other sessions test (1 minute)."""
+    pinned(session, *PYPROJECT["build-system"]["requires"])
+    shutil.rmtree(wheel_folder(session), ignore_errors=True)
+    session.run("python", "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheel_folder(session)))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, types and who may import whom (2 minutes)."""
+    pinned(session, *PYPROJECT["project"]["dependencies"], *group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+    session.run("lint-imports", env={"PYTHONPATH": "backends"})
+
+
+@nox.session(requires=["wheel"])
+def numpy(session: nox.Session) -> None:
+    """Test on NumPy, and measure the coverage of refattn/ (4 minutes)."""
+    install(session, "test", "coverage")
+    session.run("coverage", "erase")
+    both_suites(session, "numpy", "coverage", "run", "--append", "-m", "pytest")
+    session.run("coverage", "report")
+
+
+@nox.session(requires=["wheel"])
+def strict(session: nox.Session) -> None:
+    """Test on array-api-strict with its strictest flags (2 minutes)."""
+    install(session, "test")
+    both_suites(session, "strict")
+
+
+@nox.session(requires=["wheel"])
+def jax(session: nox.Session) -> None:
+    """Test on JAX (4 minutes)."""
+    install(session, "test", extra="jax")
+    both_suites(session, "jax")
+
+
+@nox.session(requires=["wheel"])
+def dask(session: nox.Session) -> None:
+    """Test on Dask (2 minutes)."""
+    install(session, "test", extra="dask")
+    both_suites(session, "dask")
+
+
+@nox.session(requires=["wheel"], default=False, reuse_venv=True)
+def torch_env(session: nox.Session) -> None:
+    """Prepare the one environment of the sessions torch and models (2 minutes)."""
+    install(session, "test", "models", extra="torch")
+
+
+def torch_python(session: nox.Session) -> str:
+    """Return the interpreter of the environment that torch_env prepares."""
+    env = session.cache_dir.parent / "torch_env"
+    found = shutil.which("python", path=f"{env / 'bin'}{os.pathsep}{env / 'Scripts'}")
+    assert found is not None, f"{env} holds no interpreter: run `nox -s torch_env`"
+    return found
+
+
+@nox.session(requires=["torch_env"], python=False)
+def torch(session: nox.Session) -> None:
+    """Test on PyTorch (4 minutes)."""
+    both_suites(session, "torch", torch_python(session), "-m", "pytest")
+
+
+@nox.session(requires=["torch_env"], python=False)
+def models(session: nox.Session) -> None:
+    """Run a trained encoder on refattn, and judge on its queries, keys and values (2 minutes)."""
+    runner = (torch_python(session), "-m", "pytest")
+    pytest(session, "tests/models", "--library", "torch", runner=runner)
+
+
+def cuda_version() -> int | None:
+    """Return the CUDA major version that the driver supports; None where no NVIDIA device answers."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return None
+    devices, version = ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(devices)) or not devices.value:
+        return None
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000
+
+
+@nox.session(requires=["wheel"])
+def cupy(session: nox.Session) -> None:
+    """Test on CuPy, where there is an NVIDIA device (5 minutes)."""
+    version = cuda_version()
+    if version is None:
+        session.skip("CuPy needs an NVIDIA device and its driver, and none answers here")
+    if version < 12:
+        session.skip(f"CuPy needs an NVIDIA driver for CUDA 12 or later; this one is for CUDA {version}")
+    package = f"cupy-cuda{min(version, 13)}x"
+    install(session, "test", package, extra=package)
+    both_suites(session, "cupy")
+
+
+@nox.session(requires=["wheel"], default=False)
+def sweep(session: nox.Session) -> None:
+    """Test on fresh random cases, ten times as many (60 minutes)."""
+    install(session, "test")
+    for library in ("numpy", "strict"):
+        pytest(session, "tests", "--library", library, "--hypothesis-profile", "sweep")

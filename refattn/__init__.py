@@ -1,0 +1,38 @@
+"""refattn: the golden reference for attention, an executable, numbered specification on the Python Array API."""
+
+from __future__ import annotations
+
+from . import biases, errors, masks
+from .cache import KVCache, attend
+from .clauses import CHAPTERS, CLAUSES, Clause, clause
+from .heads import kv_head_of, merge_heads, pool_kv_heads, split_heads
+from .layer import AttentionWeights, LayerResult, multi_head_attention
+from .pipeline import Stages, attention, attention_stages, attention_with_lse
+from .rotary import Rotary, rope
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CHAPTERS",
+    "CLAUSES",
+    "AttentionWeights",
+    "Clause",
+    "KVCache",
+    "LayerResult",
+    "Rotary",
+    "Stages",
+    "attend",
+    "attention",
+    "attention_stages",
+    "attention_with_lse",
+    "biases",
+    "clause",
+    "errors",
+    "kv_head_of",
+    "masks",
+    "merge_heads",
+    "multi_head_attention",
+    "pool_kv_heads",
+    "rope",
+    "split_heads",
+]

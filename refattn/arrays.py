@@ -1,0 +1,167 @@
+"""What refattn must know of an array: its library, its device, and whether its values may be looked at.
+
+No array library is imported here; the library of an array that came in is already loaded, and array-api-compat knows
+its standard namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import array_api_compat
+
+from .dtypes import dtype_name
+from .errors import BatchError, DeviceMismatchError, LibraryMismatchError, NotAnArrayError
+
+Array: TypeAlias = Any
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Library(NamedTuple):
+    """An array library: its root module's name, its Array API namespace, and whether its arrays are host NumPy."""
+
+    name: str
+    xp: Any
+    host: bool
+
+
+_LIBRARIES: dict[type, Library] = {}
+_COMPAT = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "dask": "dask.array"}
+_SPELLINGS = {"numpy": "NumPy", "torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "dask": "Dask"}
+
+
+def library_of(x: Any, argument: str) -> Library:
+    """The library of an array. Raises NotAnArrayError (A7) for anything else, lists and masked arrays included."""
+    # Looked up by class: array-api-compat's own cache cannot be traced by torch.compile.
+    return _LIBRARIES.get(type(x)) or _find_library(x, argument)
+
+
+def _find_library(x: Any, argument: str) -> Library:
+    cls = type(x)
+    root = cls.__module__.partition(".")[0]
+    ancestors = {base.__name__ for base in cls.__mro__}
+    if ancestors & {"matrix", "MaskedArray"} or not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise NotAnArrayError(argument, "an array of NumPy, PyTorch, JAX, CuPy, Dask or array-api-strict", describe(x))
+    if root in _COMPAT:
+        xp = importlib.import_module(f"array_api_compat.{_COMPAT[root]}")
+    else:
+        try:
+            xp = array_api_compat.array_namespace(x)
+        except TypeError:
+            raise NotAnArrayError(argument, "an array of a library that has an Array API", describe(x)) from None
+    parts = xp.__name__.split(".")
+    name = parts[1] if parts[0] == "array_api_compat" else parts[0]
+    library = _LIBRARIES[cls] = Library(name, xp, name == "numpy")
+    return library
+
+
+def same_library(library: Library, x: Any, argument: str) -> None:
+    """Raises NotAnArrayError or LibraryMismatchError (A7) unless x is an array of that library."""
+    other = library_of(x, argument)
+    if other.xp is not library.xp:
+        expected = f"an array of {spelled(library)}, as q is"
+        raise LibraryMismatchError(argument, expected, f"an array of {spelled(other)}")
+
+
+def device_of(library: Library, x: Array) -> Any:
+    """The device of an array; None where it has none to speak of (NumPy, Dask, traced JAX arrays)."""
+    return None if library.host or library.name == "dask" else getattr(x, "device", None)
+
+
+def same_device(library: Library, device: Any, x: Array, argument: str) -> None:
+    """Raises DeviceMismatchError (A7) if x is known to be on another device."""
+    other = device_of(library, x)
+    if other != device and other is not None and device is not None:
+        raise DeviceMismatchError(argument, f"an array on {device}, as q is", f"an array on {other}")
+
+
+def spelled(library: Library) -> str:
+    """The library's name as its authors write it."""
+    return _SPELLINGS.get(library.name, library.name)
+
+
+def describe(x: Any) -> str:
+    """What came, for an error message: shape, dtype and type of an array, the repr of anything else."""
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return f"{type(x).__name__} of shape {tuple(x.shape)} and dtype {dtype_name(x.dtype)}"
+    text = repr(x)
+    return f"{type(x).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def is_host(x: Any) -> bool:
+    """Whether x is a NumPy array, whose values may be looked at without synchronising or computing (N3)."""
+    known = _LIBRARIES.get(type(x))
+    return known.host if known else type(x).__module__ == "numpy" and hasattr(x, "shape")
+
+
+def as_int(x: Any) -> int | None:
+    """x as a Python int if it is one (NumPy integers included, bools not), else None."""
+    if type(x) is int:
+        return x
+    if isinstance(x, bool) or (hasattr(x, "shape") and (tuple(x.shape) or not is_host(x))):
+        return None
+    if dtype_name(getattr(x, "dtype", "int")) == "bool":
+        return None
+    try:
+        return operator.index(x)
+    except TypeError:
+        return None
+
+
+def from_list(x: Any) -> Any:
+    """Lists and tuples as a NumPy array, ragged ones as None; anything else as it is."""
+    if not isinstance(x, (list, tuple)):
+        return x
+    import numpy
+
+    try:
+        return numpy.asarray(x)
+    except (ValueError, OverflowError):
+        return None
+
+
+def into_library(x: Array, library: Library, device: Any, argument: str) -> Array:
+    """A host array as one of the library, on the device; an array that is of the library already, as it is."""
+    if library.host and is_host(x):
+        return x
+    if is_host(x):
+        # A copy, because some libraries share memory with NumPy and warn when it is read-only.
+        return library.xp.asarray(x.copy(), device=device)
+    same_library(library, x, argument)
+    same_device(library, device, x, argument)
+    return x
+
+
+def broadcast_shapes(shapes: Sequence[Shape], argument: str) -> Shape:
+    """The shape that all of them broadcast to. Raises BatchError (A3)."""
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
+    width = max(map(len, shapes))
+    result = [1] * width
+    for shape in shapes:
+        for axis, size in enumerate(shape, start=width - len(shape)):
+            if size != 1 and result[axis] not in (1, size):
+                raise BatchError(argument, "batch axes that broadcast together", " and ".join(map(str, shapes)))
+            result[axis] = size if size != 1 else result[axis]
+    return tuple(result)
+
+
+def broadcasts_to(shape: Shape, target: Shape) -> bool:
+    """Whether an array of this shape broadcasts, right-aligned, to the target without enlarging it."""
+    if len(shape) > len(target):
+        return False
+    offset = len(target) - len(shape)
+    return all(size == 1 or size == target[offset + axis] for axis, size in enumerate(shape))
+
+
+def quiet(library: Library) -> contextlib.AbstractContextManager[Any]:
+    """No floating-point warnings: an overflow in an invisible pair is no one's concern (N5)."""
+    if not library.host and library.name != "array_api_strict":
+        return contextlib.nullcontext()
+    import numpy
+
+    return numpy.errstate(all="ignore")

@@ -1,0 +1,181 @@
+"""Biases: what is added to the capped scores (chapter B). They add with +, with each other and with arrays (B4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .arrays import Array, Shape, as_int, broadcasts_to, describe, library_of
+from .dtypes import is_float
+from .errors import BiasError, MaskShapeError
+from .frames import Frame
+
+
+class Bias:
+    """A summand of the logits that is computed from heads and positions, or a sum of such."""
+
+    positional = False
+    """Whether it reads query positions, so that Lq != Lk needs q_start (M5)."""
+    __array_ufunc__ = None  # lets `array + bias` reach __radd__
+
+    def terms(self) -> tuple[Bias, ...]:
+        """The summands, in order."""
+        return (self,)
+
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays it holds, whose dtypes take part in the compute dtype (A5)."""
+        return ()
+
+    def check(self, scores_shape: Shape) -> None:
+        """Raises an error of clause B if the bias does not fit scores of shape (..., H, Lq, Lk)."""
+        raise NotImplementedError
+
+    def evaluate(self, frame: Frame, dtype: Any) -> Array:
+        """The summand, broadcastable to (..., H, Lq, Lk), in the given dtype."""
+        raise NotImplementedError
+
+    def __add__(self, other: Any) -> Bias:
+        return Sum(self.terms() + as_bias(other).terms())
+
+    def __radd__(self, other: Any) -> Bias:
+        return Sum(as_bias(other).terms() + self.terms())
+
+
+class Alibi(Bias):
+    """slope_h * -|query position - key position|  # B1"""
+
+    positional = True
+
+    def __init__(self, heads: int) -> None:
+        self.heads = heads
+
+    def __repr__(self) -> str:
+        return f"alibi({self.heads})"
+
+    def check(self, scores_shape: Shape) -> None:
+        _check_head_count(self.heads, "alibi(heads)", scores_shape)
+
+    def evaluate(self, frame: Frame, dtype: Any) -> Array:
+        xp = frame.xp
+        slopes = xp.asarray(alibi_slopes(self.heads), dtype=dtype, device=frame.device)
+        distance = xp.abs(frame.keys_from_rows - frame.rows)
+        return xp.reshape(slopes, (self.heads, 1, 1)) * -xp.astype(distance, dtype)
+
+
+class Relative(Bias):
+    """table[h, clip(key position - query position, -R, R) + R]  # B3"""
+
+    positional = True
+
+    def __init__(self, table: Array) -> None:
+        self.table = table
+
+    def __repr__(self) -> str:
+        return f"relative({describe(self.table)})"
+
+    def arrays(self) -> tuple[Array, ...]:
+        return (self.table,)
+
+    def check(self, scores_shape: Shape) -> None:
+        _check_head_count(self.table.shape[0], "relative(table)", scores_shape)
+
+    def evaluate(self, frame: Frame, dtype: Any) -> Array:
+        xp = frame.xp
+        table = xp.astype(frame.array(self.table, "relative(table)"), dtype, copy=False)
+        reach = table.shape[1] // 2
+        index = xp.clip(frame.keys_from_rows - frame.rows, -reach, reach) + reach  # (batch..., 1?, R, K)
+        picked = xp.take(table, xp.reshape(index, (-1,)), axis=1)  # (H, all pairs)
+        batch = tuple(index.shape[:-3])
+        picked = xp.reshape(picked, (table.shape[0], *batch, *index.shape[-2:]))
+        return xp.moveaxis(picked, 0, len(batch)) if batch else picked
+
+
+class Plain(Bias):
+    """An array, broadcast right-aligned to (..., H, Lq, Lk)  # B4"""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __repr__(self) -> str:
+        return describe(self.array)
+
+    def arrays(self) -> tuple[Array, ...]:
+        return (self.array,)
+
+    def check(self, scores_shape: Shape) -> None:
+        check_pair_shape(self.array, "bias", scores_shape)
+
+    def evaluate(self, frame: Frame, dtype: Any) -> Array:
+        return frame.xp.astype(frame.array(self.array, "bias"), dtype, copy=False)
+
+
+class Sum(Bias):
+    """The terms, added in order; each that is -inf hides its pair (M17)  # B4"""
+
+    def __init__(self, terms: tuple[Bias, ...]) -> None:
+        self._terms = terms
+        self.positional = any(term.positional for term in terms)
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self._terms))
+
+    def terms(self) -> tuple[Bias, ...]:
+        return self._terms
+
+    def arrays(self) -> tuple[Array, ...]:
+        return tuple(array for term in self._terms for array in term.arrays())
+
+    def check(self, scores_shape: Shape) -> None:
+        for term in self._terms:
+            term.check(scores_shape)
+
+
+def alibi(heads: int) -> Bias:
+    """Attention with linear biases for H = heads query heads (B1, B2; Press, Smith and Lewis, 2021)."""
+    number = as_int(heads)
+    if number is None or number < 1:
+        raise BiasError("alibi(heads)", "an int >= 1", describe(heads))
+    return Alibi(number)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """The slope of each head  # B2"""
+    power = 2 ** (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
+    return slopes if power == heads else slopes + alibi_slopes(2 * power)[0::2][: heads - power]
+
+
+def relative(table: Array) -> Bias:
+    """A learned bias by clipped distance: table (H, 2R + 1), a floating array of q's library (B3)."""
+    library_of(table, "relative(table)")
+    if not is_float(table.dtype) or table.ndim != 2 or table.shape[1] % 2 != 1:
+        raise BiasError("relative(table)", "a floating array (H, 2R + 1)", describe(table))
+    return Relative(table)
+
+
+def as_bias(bias: Any) -> Bias:
+    """A Bias as it is, a floating array as a plain one. Raises BiasError for anything else (B4)."""
+    if isinstance(bias, Bias):
+        return bias
+    if not hasattr(bias, "dtype") or not is_float(bias.dtype):
+        advice = "; a boolean array is passed as mask=" if getattr(bias, "dtype", None) is not None else ""
+        raise BiasError("bias", f"a Bias or a floating array{advice}", describe(bias))
+    return Plain(bias)
+
+
+def check_pair_shape(x: Array, argument: str, scores_shape: Shape) -> None:
+    """Raises MaskShapeError unless x broadcasts to (..., H, Lq, Lk), naming both readings of rank 2 and 3 (M15)."""
+    shape = tuple(x.shape)
+    if broadcasts_to(shape, scores_shape):
+        return
+    readings = {
+        2: "rank 2 is read as (Lq, Lk); one row of keys per batch entry is masks.padding(keep)",
+        3: "rank 3 is read as (H, Lq, Lk); one array per batch entry needs the shape (B, 1, Lq, Lk)",
+    }.get(len(shape))
+    expected = f"a shape that broadcasts to (..., H, Lq, Lk) = {scores_shape}"
+    raise MaskShapeError(argument, expected + (f" ({readings})" if readings else ""), describe(x))
+
+
+def _check_head_count(heads: int, argument: str, scores_shape: Shape) -> None:
+    wanted = scores_shape[-3] if len(scores_shape) > 2 else 1
+    if heads != wanted:
+        raise BiasError(argument, f"as many heads as q has, H = {wanted}", f"{heads} heads")

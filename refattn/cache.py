@@ -1,0 +1,253 @@
+"""The contiguous key/value cache and attention over it (chapter K)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import masks
+from .arrays import (
+    Array,
+    as_int,
+    describe,
+    device_of,
+    from_list,
+    into_library,
+    is_host,
+    library_of,
+    same_device,
+    same_library,
+)
+from .dtypes import is_integer
+from .errors import CacheError, CapacityError, ConsumedCacheError
+from .pipeline import attention
+
+_IN_PLACE = ("numpy", "torch", "cupy", "array_api_strict")
+
+
+class KVCache:
+    """Keys and values of up to `capacity` positions per batch entry; slot j of an entry holds its position j  # K2
+
+    k (batch, Hkv, capacity, d_k) and v (batch, Hkv, capacity, d_v) are the buffers; `length` is how many slots are
+    used: an int, or (batch,) ints if the entries differ. What unused slots hold never matters (K4).
+
+    `append` consumes the object it is called on, because buffers are written in place where the library allows it.
+    """
+
+    def __init__(self, k: Array, v: Array, length: Any = 0) -> None:
+        self._library = library_of(k, "k")
+        self._device = device_of(self._library, k)
+        same_library(self._library, v, "v")
+        same_device(self._library, self._device, v, "v")
+        if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3] or k.dtype != v.dtype:
+            expected = "k (batch, Hkv, capacity, d_k) and v (batch, Hkv, capacity, d_v) of one dtype"
+            raise CacheError("k, v", expected, f"{describe(k)} and {describe(v)}")
+        self._k, self._v, self._consumed = k, v, False
+        self._length = self._counts(length, "length", self.capacity, CapacityError)
+
+    @classmethod
+    def allocate(
+        cls, like: Array, batch: int, kv_heads: int, capacity: int, d_k: int, d_v: int | None = None
+    ) -> KVCache:
+        """An empty cache in the library, device and dtype of `like`; d_v is d_k by default. Raises CacheError (K3)."""
+        xp = library_of(like, "like").xp
+        sizes = {
+            "batch": batch,
+            "kv_heads": kv_heads,
+            "capacity": capacity,
+            "d_k": d_k,
+            "d_v": d_k if d_v is None else d_v,
+        }
+        for name, size in sizes.items():
+            number = as_int(size)
+            if number is None or number < 0:
+                raise CacheError(name, "an int >= 0", describe(size))
+        shape, device = (batch, kv_heads, capacity), device_of(library_of(like, "like"), like)
+        k, v = (xp.zeros((*shape, sizes[d]), dtype=like.dtype, device=device) for d in ("d_k", "d_v"))
+        return cls(k, v)
+
+    @property
+    def k(self) -> Array:
+        """The key buffer, (batch, Hkv, capacity, d_k)."""
+        return self._live()._k
+
+    @property
+    def v(self) -> Array:
+        """The value buffer, (batch, Hkv, capacity, d_v)."""
+        return self._live()._v
+
+    @property
+    def length(self) -> Any:
+        """Used slots: an int, or (batch,) ints if the entries differ or their counts came as arrays."""
+        return self._live()._length
+
+    @property
+    def capacity(self) -> int:
+        """Slots per batch entry."""
+        return int(self._k.shape[2])
+
+    def append(self, k: Array, v: Array, counts: Any = None) -> KVCache:
+        """The cache with n new positions per entry, or with the first counts[b] of them in entry b  # K3, K5
+
+        k (batch, Hkv, n, d_k) and v (batch, Hkv, n, d_v) in the cache's library, device and dtype; counts an int or
+        (batch,) ints up to n. Raises CacheError for what does not fit and CapacityError (K6) if an entry would
+        overflow; the cache is then as it was. Counts and lengths that may not be looked at (N3) are not written
+        where they would overflow, and the length says so.
+        """
+        self._live()
+        self._check_new(k, v)
+        new = int(k.shape[2])
+        added = new if counts is None else self._counts(counts, "counts", new, CacheError)
+        if _known(self._length) and _known(added):
+            length = self._length + added
+            most = length if isinstance(length, int) else int(length.max(initial=0))
+            if most > self.capacity:
+                raise CapacityError("k, v", f"at most {self.capacity} positions per entry, the capacity", f"{most}")
+            keys, values = self._write(self._k, k, added), self._write(self._v, v, added)
+        else:
+            length, fits = self._traced_length(added)
+            keys, values = self._select(self._k, k, added, fits), self._select(self._v, v, added, fits)
+        self._consumed = True  # K5
+        return KVCache(keys, values, _tidy(length))
+
+    def fork(self) -> KVCache:
+        """A copy with buffers of its own; both go on independently  # K5"""
+        self._live()
+        k, v = (self._library.xp.asarray(x, copy=True) for x in (self._k, self._v))
+        return KVCache(k, v, self._length)
+
+    def restore(self) -> None:
+        """Undoes the consumption by an append whose result was never used; its slots count as unused again."""
+        self._consumed = False
+
+    def _live(self) -> KVCache:
+        if self._consumed:
+            raise ConsumedCacheError("cache", "the cache that append returned", "one that an append has consumed")
+        return self
+
+    def _counts(self, counts: Any, argument: str, most: int, error: type[CacheError]) -> Any:
+        number = as_int(counts)
+        expected = f"an int from 0 to {most}, or {self._k.shape[0]} of them, one per batch entry"
+        if number is not None:
+            if not 0 <= number <= most:
+                raise error(argument, expected, number)
+            return number
+        values = from_list(counts)
+        if not hasattr(values, "dtype") or not is_integer(values.dtype):
+            raise CacheError(argument, expected, describe(counts))
+        if tuple(values.shape) not in ((), (self._k.shape[0],)):
+            raise CacheError(argument, expected, describe(counts))
+        if is_host(values):
+            if values.size and not 0 <= int(values.min()) <= int(values.max()) <= most:
+                raise error(argument, expected, values.tolist())
+            return _tidy(values.astype("int64"))
+        same_library(self._library, values, argument)
+        same_device(self._library, self._device, values, argument)
+        return values
+
+    def _check_new(self, k: Array, v: Array) -> None:
+        for argument, x, buffer in (("k", k, self._k), ("v", v, self._v)):
+            same_library(self._library, x, argument)
+            same_device(self._library, self._device, x, argument)
+            batch, heads, _, width = buffer.shape
+            fits = x.ndim == 4 and (x.shape[0], x.shape[1], x.shape[3]) == (batch, heads, width)
+            if not fits or x.dtype != buffer.dtype or (argument == "v" and x.shape[2] != k.shape[2]):
+                raise CacheError(
+                    argument,
+                    f"(batch, Hkv, n, width) = ({batch}, {heads}, n, {width}) in the cache's dtype",
+                    describe(x),
+                )
+
+    def _write(self, buffer: Array, new: Array, added: Any) -> Array:
+        """The buffer with new positions in known slots; in place where that is allowed and disturbs no derivative."""
+        xp = self._library.xp
+        if isinstance(added, int) and isinstance(self._length, int):
+            start, stop = self._length, self._length + added
+            if self._in_place(buffer, new):
+                buffer[:, :, start:stop, :] = new[:, :, :added, :]
+                return buffer
+            return xp.concat((buffer[:, :, :start, :], new[:, :, :added, :], buffer[:, :, stop:, :]), axis=2)
+        if self._in_place(buffer, new):
+            for entry, (start, count) in enumerate(zip(self._each(self._length), self._each(added), strict=True)):
+                buffer[entry, :, start : start + count, :] = new[entry, :, :count, :]
+            return buffer
+        return self._select(buffer, new, added, None)
+
+    def _select(self, buffer: Array, new: Array, added: Any, fits: Array | None) -> Array:
+        """The same, neither writing in place nor looking at lengths: each slot picks its new position or stays."""
+        xp, count = self._library.xp, new.shape[2]
+        if count == 0:
+            return buffer
+        batch, heads, capacity, width = buffer.shape
+        slots = xp.arange(capacity, device=self._device)
+        start, stop = self._column(self._length), self._column(added)  # (batch, 1) or (1, 1)
+        index = slots[None, :] - start  # (batch, capacity): which new position belongs here
+        index, entries = xp.broadcast_to(index, (batch, capacity)), xp.arange(batch, device=self._device)[:, None]
+        written = (index >= 0) & (index < stop)
+        if fits is not None:
+            written = written & fits  # K6
+        flat = xp.reshape(xp.moveaxis(new, 1, 2), (batch * count, heads, width))
+        picked = xp.take(flat, xp.reshape(xp.clip(index, 0, count - 1) + entries * count, (-1,)), axis=0)
+        picked = xp.moveaxis(xp.reshape(picked, (batch, capacity, heads, width)), 2, 1)
+        return xp.where(written[:, None, :, None], picked, buffer)
+
+    def _traced_length(self, added: Any) -> tuple[Array, Array]:
+        xp = self._library.xp
+        length, more = self._column(self._length), self._column(added)
+        fits = length + more <= self.capacity
+        length = xp.broadcast_to(xp.where(fits, length + more, length), (self._k.shape[0], 1))
+        return length[:, 0], fits
+
+    def _column(self, counts: Any) -> Array:
+        xp = self._library.xp
+        if isinstance(counts, int):
+            return xp.full((1, 1), counts, dtype=xp.arange(1, device=self._device).dtype, device=self._device)
+        return xp.reshape(into_library(counts, self._library, self._device, "counts"), (-1, 1))
+
+    def _each(self, counts: Any) -> list[int]:
+        return [counts] * self._k.shape[0] if isinstance(counts, int) else counts.tolist()
+
+    def _in_place(self, buffer: Array, new: Array) -> bool:
+        if self._library.name not in _IN_PLACE or getattr(buffer, "requires_grad", False):
+            return False
+        if getattr(new, "requires_grad", False):
+            return False
+        return not self._library.host or bool(buffer.flags.writeable)
+
+
+def attend(q: Array, cache: KVCache, *, causal: bool = True, **options: Any) -> Array:
+    """Attention of the newest Lq positions over the cache: q_start = length - Lq, causal by default  # K7
+
+    q (batch, H, Lq, d_k); options are those of `attention`; a mask has Lk = the greatest length of the entries (the
+    capacity where lengths may not be looked at). Returns (batch, H, Lq, d_v).
+    """
+    k, v, options = cached_call(q, cache, options)
+    return attention(q, k, v, causal=causal, **options)
+
+
+def cached_call(q: Array, cache: KVCache, options: dict[str, Any]) -> tuple[Array, Array, dict[str, Any]]:
+    """Keys, values and options with which attention over the concatenated keys is attention over the cache (K3)."""
+    if not isinstance(cache, KVCache):
+        raise CacheError("cache", "a KVCache", describe(cache))
+    library_of(q, "q")
+    if q.ndim != 4:
+        raise CacheError("q", "(batch, H, Lq, d_k)", describe(q))
+    length = cache.length
+    most = length if isinstance(length, int) else int(length.max(initial=0)) if is_host(length) else cache.capacity
+    options = dict(options)
+    options.setdefault("q_start", length - q.shape[2])
+    if not isinstance(length, int):
+        used = masks.lengths(length)  # K4
+        mask = options.get("mask")
+        options["mask"] = used if mask is None else used & mask
+    return cache.k[:, :, :most, :], cache.v[:, :, :most, :], options
+
+
+def _known(counts: Any) -> bool:
+    return isinstance(counts, int) or is_host(counts)
+
+
+def _tidy(counts: Any) -> Any:
+    """Equal host counts as one int, so that equal caches have equal lengths."""
+    if is_host(counts) and counts.size and (counts == counts.flat[0]).all():
+        return int(counts.flat[0])
+    return counts

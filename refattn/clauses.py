@@ -1,0 +1,520 @@
+"""The clauses of the specification, as data: each rule's one home.
+
+A label such as M4 appears here, at the code line that realises it, in the class of the error that enforces it
+and on the cases that test it; tests prove the relation total both ways. Labels never change their meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+CHAPTERS: dict[str, str] = {
+    "A": "Arrays: shapes, batch, dtypes",
+    "S": "Scores and scale",
+    "M": "Visibility",
+    "P": "Softmax",
+    "G": "Heads",
+    "B": "Positions in the scores",
+    "L": "The layer",
+    "K": "Caches",
+    "N": "Numbers",
+    "C": "Cost",
+    "X": "What weights do not show",
+    "E": "Errors",
+}
+
+
+class Clause(NamedTuple):
+    """One rule: its label, its level, a short title, one sentence, and who differs or why."""
+
+    label: str
+    level: Literal["MUST", "SHOULD", "MAY"]
+    title: str
+    text: str
+    note: str = ""
+
+    @property
+    def chapter(self) -> str:
+        """The letter of the chapter, a key of CHAPTERS."""
+        return self.label[0]
+
+
+CLAUSES: tuple[Clause, ...] = (
+    Clause(
+        "A1",
+        "MUST",
+        "Shapes",
+        "q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k) and v (..., Hkv, Lk, d_v) give an output (..., H, Lq, d_v); "
+        "d_v may differ from d_k.",
+    ),
+    Clause(
+        "A2",
+        "MUST",
+        "Rank",
+        "q, k and v have one rank of at least 2; rank 2 is one head, and from rank 3 on axis -3 is the head axis.",
+    ),
+    Clause(
+        "A3",
+        "MUST",
+        "Batch",
+        "The batch shape is the broadcast of the three shape[:-3]; per-entry options broadcast to it, and with rank 3 "
+        "or less only a single entry is legal.",
+    ),
+    Clause(
+        "A4",
+        "MUST",
+        "Dtypes",
+        "q, k and v share one dtype out of bfloat16, float16, float32 and float64, which is the output's; float8 is "
+        "accepted as storage and returns float32.",
+    ),
+    Clause(
+        "A5",
+        "MUST",
+        "Dtypes of bias and sinks",
+        "bias and sinks may have any of those real dtypes; the compute dtype is promote(float32, q, bias, sinks) and "
+        "the result's dtype does not depend on them.",
+    ),
+    Clause(
+        "A6",
+        "MUST",
+        "Sizes of zero",
+        "Every size may be zero: with d_k = 0 the scores are 0 and the default scale is 1; H = 0 is legal only with "
+        "Hkv = 0.",
+        "Several public kernels divide by zero or refuse.",
+    ),
+    Clause(
+        "A7",
+        "MUST",
+        "Library and device",
+        "All arrays of a call belong to one library and one device, and so do the results; no argument is modified.",
+    ),
+    Clause(
+        "S1",
+        "MUST",
+        "Default scale",
+        "The default scale is 1/sqrt(d_k), d_k being the width of one head's dot product, never d_model.",
+    ),
+    Clause(
+        "S2",
+        "MUST",
+        "Any finite scale",
+        "scale is any finite real number, zero and negative included, or a 0-d floating array of q's library, whose "
+        "value is not checked.",
+        "Some kernels return NaN for a negative scale, or refuse it.",
+    ),
+    Clause("S3", "MUST", "Soft cap", "softcap c replaces a scaled score x by c * tanh(x / c)."),
+    Clause(
+        "S4",
+        "MUST",
+        "Domain of the soft cap",
+        "softcap is None, which switches it off, or a positive finite real number; 0, negative numbers, NaN and "
+        "infinity are errors.",
+    ),
+    Clause(
+        "S5",
+        "MUST",
+        "Order",
+        "The stages follow in this order: raw scores, times scale, soft cap, plus bias, visibility, softmax over keys "
+        "with sinks in the denominator, weighted sum of values; each can be read on its own.",
+    ),
+    Clause(
+        "S6",
+        "SHOULD",
+        "Why the scale",
+        "With independent unit-variance components the scaled scores have a standard deviation near 1 and the "
+        "unscaled ones near sqrt(d_k), where softmax saturates.",
+        "An argument about initialisation, not an invariant.",
+    ),
+    Clause(
+        "M1",
+        "MUST",
+        "Mask kind",
+        "A mask is boolean and True means visible; a floating array is passed as bias, and an integer array is an "
+        "error.",
+        "Some libraries add an integer 0/1 mask as if it were a bias; some read True as hidden.",
+    ),
+    Clause(
+        "M2",
+        "MUST",
+        "Mask before softmax",
+        "Masking selects before softmax, so that each row's visible weights sum to 1; zeroing weights afterwards is "
+        "wrong.",
+    ),
+    Clause(
+        "M3",
+        "MUST",
+        "Positions",
+        "Query i sits at position q_start + i and key j at k_start + j; each start is an int, possibly negative, or "
+        "one int per batch entry.",
+    ),
+    Clause("M4", "MUST", "Causal", "With causal=True a query sees the keys whose position is at most its own."),
+    Clause(
+        "M5",
+        "MUST",
+        "Alignment",
+        "q_start defaults to 0 if Lq == Lk and k_start is 0; otherwise whatever reads positions needs it, and without "
+        "it there is an error naming both readings.",
+        "With Lq != Lk public implementations split evenly between top-left (0) and bottom-right (Lk - Lq).",
+    ),
+    Clause(
+        "M6",
+        "MUST",
+        "Window",
+        "window(left, right) shows the keys with query - left <= key <= query + right, both ends included, each an "
+        "int >= 0 or None for unbounded, independent of causal.",
+        'A "window of W keys", self included, is window(W - 1, 0).',
+    ),
+    Clause("M7", "MUST", "Chunks", "chunks(size) shows the keys with the query's floor(position / size)."),
+    Clause("M8", "MUST", "Prefix", "prefix(n) shows the keys at positions below n and decides nothing else."),
+    Clause(
+        "M9",
+        "MUST",
+        "Documents",
+        "documents(q_ids, k_ids) shows the pairs with equal ids, by row and key index; k_ids may be left out if "
+        "Lq == Lk.",
+    ),
+    Clause(
+        "M10",
+        "MUST",
+        "Lengths",
+        "lengths(n) shows the keys with index below the count n of their batch entry and masks no query row.",
+    ),
+    Clause("M11", "MUST", "Padding", "padding(keep) shows the keys, by index, where keep (batch, Lk) is True."),
+    Clause(
+        "M12",
+        "MUST",
+        "Dense and blocks",
+        "dense(array) shows the pairs where the array is True, and blocks(array, size) those in a block where it is.",
+    ),
+    Clause(
+        "M13",
+        "MUST",
+        "Combination",
+        "Masks combine with &, | and ~; mask and causal always combine by AND.",
+        "Elsewhere giving both is an error, or one overrides the other.",
+    ),
+    Clause(
+        "M14",
+        "MUST",
+        "Lazy masks",
+        "A mask is evaluated on row and key indices with the two starts, and answers all, none or mixed for a tile "
+        "without an Lq x Lk array; mixed is always legal.",
+    ),
+    Clause(
+        "M15",
+        "MUST",
+        "Mask shape",
+        "A mask array broadcasts, right-aligned, to (..., H, Lq, Lk), so that rank 3 means heads; a shape error on "
+        "rank 2 or 3 names both readings.",
+    ),
+    Clause(
+        "M16",
+        "MUST",
+        "Left padding",
+        "Padding hides keys by slot and leaves positions alone; a common shift of both starts changes nothing, and "
+        "rows of pad queries are ordinary rows.",
+    ),
+    Clause(
+        "M17",
+        "MUST",
+        "Minus infinity as bias",
+        "Only masks and a bias of -inf decide visibility; where the bias is -inf the pair is invisible and the bias is "
+        "never added.",
+    ),
+    Clause(
+        "M18",
+        "MUST",
+        "Large negative bias",
+        "A finite bias, however negative, is an ordinary summand and hides nothing.",
+        "A row whose every bias is -1e4 keeps its softmax: the constant cancels.",
+    ),
+    Clause(
+        "M19",
+        "MUST",
+        "Non-influence",
+        "An invisible key influences nothing, whatever its key, value and bias hold: NaN, infinities, huge values; in "
+        "the dense core not a single bit.",
+        "0 * NaN leaks in every public CPU implementation measured.",
+    ),
+    Clause(
+        "M20",
+        "MUST",
+        "Visible non-finite data",
+        "A visible key with a non-finite component makes its logit NaN; a visible value element that is NaN, +inf or "
+        "-inf makes that output element NaN, +inf or -inf (NaN if both infinities meet), whatever the weight.",
+    ),
+    Clause("M21", "MUST", "NaN query", "A NaN in a query row affects that row alone."),
+    Clause("M22", "SHOULD", "Drawing", "A mask can be drawn, one mark per pair of query and key."),
+    Clause(
+        "P1",
+        "MUST",
+        "Rows",
+        "Softmax runs over the keys, each query's row on its own; a row with a visible key and no sink sums to 1.",
+    ),
+    Clause(
+        "P2",
+        "MUST",
+        "Empty row",
+        "A row without a visible key, Lk = 0 included, has weights 0, output 0 and log-sum-exp -inf.",
+        "Elsewhere NaN, the mean of all values, or stale memory.",
+    ),
+    Clause(
+        "P3",
+        "MUST",
+        "Sinks",
+        "sinks is one logit per query head, neither scaled, capped nor biased, that enters the denominator only; -inf "
+        "means none, NaN and +inf give NaN rows.",
+    ),
+    Clause(
+        "P4",
+        "MUST",
+        "Log-sum-exp",
+        "The log-sum-exp is the natural logarithm of the sum of exponentials of a row's final logits and its sink, in "
+        "the compute dtype, with shape (..., H, Lq); an empty row with a sink has the sink.",
+        "Elsewhere base 2, scaled, or 0 for an empty row.",
+    ),
+    Clause(
+        "P5",
+        "MUST",
+        "Zero queries or keys",
+        "With all queries or all keys zero, row i of causal attention has the weight 1/(i+1) on its first i+1 keys.",
+    ),
+    Clause(
+        "P6",
+        "MUST",
+        "Shift",
+        "Adding a constant to all logits of a row without a sink changes nothing but its log-sum-exp.",
+    ),
+    Clause(
+        "P7",
+        "MUST",
+        "Infinite logits",
+        "A visible logit of -inf has weight 0, a row whose visible logits are all -inf is NaN, and a visible +inf "
+        "makes its row NaN.",
+    ),
+    Clause(
+        "G1",
+        "MUST",
+        "Head groups",
+        "H is a multiple of Hkv and query head h reads key/value head h // (H / Hkv): MHA, GQA and MQA are one rule.",
+        "h % Hkv is the usual mistake.",
+    ),
+    Clause(
+        "G2",
+        "MUST",
+        "Sharing",
+        "Sharing a key/value head equals repeating it H / Hkv times in a row: no new parameters, no copy needed.",
+    ),
+    Clause(
+        "G3",
+        "MUST",
+        "Splitting heads",
+        "split_heads maps (B, S, D) to (B, H, S, D/H), merge_heads maps back, and D not divisible by H is an error.",
+    ),
+    Clause(
+        "G4",
+        "MUST",
+        "Pooling heads",
+        "pool_kv_heads averages the heads of each group, the start of GQA up-training from an MHA checkpoint.",
+    ),
+    Clause(
+        "G5",
+        "MUST",
+        "Head count",
+        "At a fixed d_model the head count changes the head axis and the head width alone: not the output's shape, "
+        "the parameter shapes or the sequence axes.",
+    ),
+    Clause(
+        "B1",
+        "MUST",
+        "ALiBi",
+        "alibi adds slope_h * -|query position - key position| to a logit of head h.",
+    ),
+    Clause(
+        "B2",
+        "MUST",
+        "ALiBi slopes",
+        "The slopes are 2^(-8(h+1)/H) for H a power of two; otherwise those of the next lower power P of two, followed "
+        "by every second slope for 2P heads.",
+    ),
+    Clause(
+        "B3",
+        "MUST",
+        "Relative bias",
+        "relative(table), table (H, 2R + 1), adds table[h, clip(key position - query position, -R, R) + R].",
+    ),
+    Clause(
+        "B4",
+        "MUST",
+        "Biases add",
+        "A bias is a floating array that broadcasts to (..., H, Lq, Lk), a Bias, or a sum of them with +.",
+    ),
+    Clause(
+        "B5",
+        "MUST",
+        "RoPE",
+        "rope turns pair i of the first `width` components by position * base^(-2i/width); the pairing is half "
+        "(i, i + width/2) or interleaved (2i, 2i + 1), always named, never guessed.",
+    ),
+    Clause("B6", "MUST", "RoPE is relative", "Scores of rotated queries and keys depend on position differences only."),
+    Clause(
+        "B7",
+        "MUST",
+        "RoPE positions",
+        "Positions are explicit, (L,) or one row per batch entry; with left padding they count kept keys from 0.",
+    ),
+    Clause(
+        "L1",
+        "MUST",
+        "Layer",
+        "The layer is x W_Q, x W_K, x W_V, attention per head, concatenation of the heads, and W_O, with optional "
+        "biases on the projections.",
+    ),
+    Clause("L2", "MUST", "Layer with shared heads", "kv_heads is the number of key/value heads; heads by default."),
+    Clause("L3", "MUST", "Cross-attention", "With context the keys and values come from it and the queries from x."),
+    Clause(
+        "L4",
+        "MUST",
+        "Layer with positions and cache",
+        "rope turns queries and keys before caching; with a cache the new tokens continue its positions and the "
+        "result equals that of one full pass.",
+    ),
+    Clause(
+        "L5", "MUST", "Returned weights", "return_weights gives the weights (..., H, Lq, Lk) and changes no output."
+    ),
+    Clause(
+        "L6",
+        "MUST",
+        "One head",
+        "With heads = 1, its own d_k and d_v and no W_O the layer is single-head attention over (batch, tokens, width).",
+    ),
+    Clause(
+        "K1",
+        "MUST",
+        "Cached equals uncached",
+        "Prefill and decode give what one full pass gives: logits within the bound and the same greedy tokens.",
+    ),
+    Clause(
+        "K2",
+        "MUST",
+        "No drift",
+        "Keys, values and positions in a cache refer to the same absolute position.",
+        "A cache with right shapes and drifted positions computes the wrong thing.",
+    ),
+    Clause(
+        "K3",
+        "MUST",
+        "Contiguous cache",
+        "A cache of fixed capacity gives what attention over the concatenated keys of each entry gives; an append may "
+        "take a count per entry.",
+    ),
+    Clause("K4", "MUST", "Unused slots", "Unused slots are poison: whatever they hold does not matter."),
+    Clause(
+        "K5",
+        "MUST",
+        "Consumption",
+        "append returns the cache and consumes the old object, whose further use is an error; fork copies.",
+    ),
+    Clause(
+        "K6",
+        "MUST",
+        "Capacity",
+        "An append over capacity is an error and leaves the cache as it was; under tracing nothing is written and the "
+        "length says so.",
+        "Dynamic updates elsewhere clamp silently and overwrite the newest tokens.",
+    ),
+    Clause(
+        "K7",
+        "MUST",
+        "attend",
+        "attend(q, cache) takes q as the newest Lq positions: q_start = length - Lq, and causal by default.",
+    ),
+    Clause(
+        "N1",
+        "MUST",
+        "Precision",
+        "Scores and softmax are computed in at least float32, float64 stays float64, and the result is rounded once, "
+        "at the end.",
+    ),
+    Clause(
+        "N2",
+        "MUST",
+        "Tracing",
+        "Nothing branches on array values in a way that changes results, so the core can be traced, compiled, "
+        "vectorised and evaluated lazily.",
+    ),
+    Clause(
+        "N3",
+        "MUST",
+        "Checks",
+        "Shape and dtype checks always run; value checks run on Python numbers, lists and host NumPy arrays only, and "
+        "other values out of range mean what the comparison says.",
+    ),
+    Clause(
+        "N4",
+        "MUST",
+        "Repeatable",
+        "One library, machine, shape and thread setting give the same bits every time.",
+    ),
+    Clause(
+        "N5",
+        "MUST",
+        "Warnings",
+        "Non-finite data in invisible places raises no floating-point warning; genuine overflow may.",
+    ),
+    Clause("N6", "MUST", "Bound", "Every result has a derived error bound, which the core keeps."),
+    Clause(
+        "C1",
+        "MUST",
+        "Pairs",
+        "n queries and n keys have n^2 weights per head: 4096 x 4096 are 16,777,216, 32 MiB in float16, 1 GiB for 32 "
+        "heads.",
+    ),
+    Clause("C2", "MUST", "Work", "The scores and the weighted sum take 2 n^2 (d_k + d_v) operations per head."),
+    Clause(
+        "C3",
+        "MUST",
+        "Cache size",
+        "A cache holds 2 * B * S * Hkv * d_h elements per layer; 8, 2 and 1 key/value heads compare as 8:2:1.",
+    ),
+    Clause(
+        "C4",
+        "SHOULD",
+        "Alternatives",
+        "Beside attention stand the recurrent, convolutional and local alternatives with their work, path length and "
+        "state size.",
+    ),
+    Clause(
+        "X1",
+        "MUST",
+        "Different weights, one output",
+        "Two different weight matrices can give the same output.",
+        "Weights are a diagnostic, not an explanation.",
+    ),
+    Clause("X2", "MUST", "One weight matrix, different outputs", "Equal weights can give different outputs."),
+    Clause(
+        "E1",
+        "MUST",
+        "Error classes",
+        "Every refused argument raises a class of its own rule, derived from RefattnError and from ValueError or "
+        "TypeError.",
+    ),
+    Clause("E2", "MUST", "Messages", "The message names the argument, what was expected, what came, and the clause."),
+    Clause(
+        "E3",
+        "MUST",
+        "Checks come first",
+        "Nothing is computed, and no argument or cache is changed, before all arguments have been checked.",
+    ),
+    Clause("E4", "MUST", "Paths", "path names an installed way of computing; anything else is an error listing them."),
+)
+
+_BY_LABEL = {clause.label: clause for clause in CLAUSES}
+
+
+def clause(label: str) -> Clause:
+    """The clause with this label; KeyError naming the chapter's labels if there is none."""
+    if label not in _BY_LABEL:
+        near = ", ".join(c.label for c in CLAUSES if c.label[0] == label[:1]) or ", ".join(CHAPTERS)
+        raise KeyError(f"no clause {label!r}; there are {near}")
+    return _BY_LABEL[label]

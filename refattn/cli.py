@@ -1,0 +1,115 @@
+"""The command `refattn`: one module per subcommand in `refattn.commands`, loaded only when it is called.
+
+Exit codes: 0 all is well, 1 a check found something, 2 the command line cannot be carried out. An interrupt
+gives 130 and a reader that went away 141, as shells have it.
+"""
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from refattn.errors import RefattnError
+
+# Name -> help line; `refattn.commands.NAME` has configure(parser) and run(args) -> exit code.
+COMMANDS = {
+    "example": "follow three tokens through attention, every stage printed",
+    "clauses": "read the specification, clause by clause",
+    "backends": "list the array libraries that can run it here",
+    "cost": "work, memory and cache size, and what the alternatives cost",
+    "check": "judge an implementation, your own included",
+}
+
+DESCRIPTION = """\
+An executable specification of scaled dot-product attention, and a judge for other implementations of it.
+"""
+
+EPILOG = """\
+Start here:
+  refattn example            see softmax(q k^T / sqrt(d_k)) v happen, on numbers small enough to follow
+  refattn clauses M          what the specification says about masks
+  refattn check numpy        run the conformance suite on the specification itself
+  refattn check mine:attend  run it on the function attend of your module mine
+
+Every subcommand explains itself and shows examples: refattn check --help
+
+Exit codes: 0 all is well, 1 a check found something, 2 the command line cannot be carried out.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code; None takes the process's own arguments."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    _tolerate_narrow_encodings()
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except RefattnError as fault:
+        print(f"refattn: {fault}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("refattn: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        _silence_stdout()
+        code = 141
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _parser(arguments)
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as request:  # argparse has printed the help, the version or a usage error
+        return int(request.code or 0)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    return int(args.run(args))
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="refattn",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    called = next((word for word in arguments if not word.startswith("-")), None)
+    for name, line in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=line, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name == called:
+            module = importlib.import_module(f"refattn.commands.{name}")
+            module.configure(subparser)
+            subparser.set_defaults(run=module.run)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:  # noqa: A002  # argparse's name  # argparse's name
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import refattn
+
+        print(f"refattn {refattn.__version__}")
+        parser.exit()
+
+
+def _tolerate_narrow_encodings() -> None:
+    """A terminal or file that cannot show a character gets a question mark in its place, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _silence_stdout() -> None:
+    """Drops what is still to be printed: its reader is gone, and the interpreter would complain at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,98 @@
+"""`refattn clauses`: the specification, clause by clause."""
+
+import argparse
+from collections.abc import Sequence
+
+from refattn.clauses import CHAPTERS, CLAUSES, Clause
+from refattn.commands.output import print_json, print_text
+
+DESCRIPTION = """\
+Prints the clauses of the specification. Each has a label such as M3, which error messages, tests, reports and
+the documentation use too. MUST binds every implementation; SHOULD and MAY say so themselves.
+"""
+
+EPILOG = """\
+Examples:
+  refattn clauses              every clause
+  refattn clauses M3 P2        these two
+  refattn clauses M            chapter M, visibility
+  refattn clauses --json S     chapter S for programs
+  refattn clauses --markdown   the whole list as the page docs/clauses.md
+"""
+
+MARKDOWN_HEAD = """\
+# All clauses
+
+Every rule of the specification on one page, printed by `refattn clauses --markdown`. The label of a clause
+appears in the documentation, at the code that realises it, on the cases that test it, and in the error that
+enforces it.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `refattn clauses`."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument(
+        "names", nargs="*", type=_name, metavar="LABEL", help="labels (M3) or chapters (M); all if left out"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a JSON list")
+    form.add_argument("--markdown", action="store_true", help="print a Markdown page")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the clauses that the command line names."""
+    wanted = set(args.names)
+    chosen = [clause for clause in CLAUSES if not wanted or {clause.label, clause.chapter} & wanted]
+    if args.json:
+        print_json([{**clause._asdict(), "chapter": clause.chapter} for clause in chosen])
+    elif args.markdown:
+        print(markdown(chosen), end="")
+    else:
+        _print_plainly(chosen)
+    return 0
+
+
+def markdown(clauses: Sequence[Clause] = CLAUSES) -> str:
+    """The clauses as one Markdown page."""
+    parts = [MARKDOWN_HEAD]
+    for letter, members in _by_chapter(clauses):
+        parts.append(f"\n## {letter} — {CHAPTERS[letter]}\n")
+        for clause in members:
+            parts.append(f"\n**{clause.label} · {clause.title}** ({clause.level}). {_escaped(clause.text)}\n")
+            if clause.note:
+                parts.append(f"\n> {_escaped(clause.note)}\n")
+    return "".join(parts)
+
+
+def _name(text: str) -> str:
+    """A label or a chapter's letter, in capitals."""
+    name = text.upper()
+    if name not in CHAPTERS and name not in {clause.label for clause in CLAUSES}:
+        near = ", ".join(clause.label for clause in CLAUSES if clause.chapter == name[:1])
+        known = f"chapter {name[:1]} has {near}" if near else f"the chapters are {', '.join(CHAPTERS)}"
+        raise argparse.ArgumentTypeError(f"no clause or chapter {text}; {known}")
+    return name
+
+
+def _print_plainly(clauses: Sequence[Clause]) -> None:
+    for letter, members in _by_chapter(clauses):
+        print(f"{letter}  {CHAPTERS[letter]}")
+        for clause in members:
+            print(f"\n  {clause.label}  {clause.level}  {clause.title}")
+            print_text(clause.text, indent="      ")
+            if clause.note:
+                print_text(f"Note: {clause.note}", indent="      ")
+        print()
+
+
+def _by_chapter(clauses: Sequence[Clause]) -> list[tuple[str, list[Clause]]]:
+    chapters = [(letter, [clause for clause in clauses if clause.chapter == letter]) for letter in CHAPTERS]
+    return [(letter, members) for letter, members in chapters if members]
+
+
+def _escaped(text: str) -> str:
+    """Text in which Markdown finds no emphasis, HTML or links."""
+    for mark in "\\`*_<[":
+        text = text.replace(mark, f"\\{mark}")
+    return text

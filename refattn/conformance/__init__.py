@@ -1,0 +1,12 @@
+"""The shared conformance suite: cases for every clause, run on refattn itself and on anyone else's implementation.
+
+    case.py       what a case is, and the problem that it hands out
+    plain.py      data, and visibility written out plainly, independent of refattn.masks
+    cases/        the cases, one module per chapter
+    targets/      how implementations are called, one module per convention
+    judge.py      the one place where a result is compared with the golden value and its bound
+    runner.py     `refattn check`; report.py shows the verdicts, captured.py reads tensors from a file
+    plugin.py     `pytest --pyargs refattn.conformance --refattn-target NAME`
+
+Nothing heavy is imported here: the package doubles as a pytest plugin.
+"""

@@ -1,0 +1,203 @@
+"""The one place where a result is judged: golden value and derived bound, shape, dtype, library, side effects.
+
+NaN equals nothing but a NaN that the specification asks for, and an infinity only itself. There is no absolute
+tolerance: an element passes if its error is within the bound that `refattn.bounds` derives for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refattn.bounds import ROUNDOFF
+from refattn.conformance.case import Problem
+from refattn.goldens import Golden, golden_visible
+
+Array = Any
+
+LOW = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a target made of a problem, on the host: floats as float64, with the dtype names that they had.
+
+    lse and weights are None where the target does not offer them. `changed` names inputs that were written to;
+    `repeated` says whether a second call gave the same bits, None if there was none.
+    """
+
+    output: Array
+    dtype: str
+    library: bool = True
+    lse: Array | None = None
+    lse_dtype: str = ""
+    weights: Array | None = None
+    changed: tuple[str, ...] = ()
+    repeated: bool | None = None
+
+
+class Place(NamedTuple):
+    """Where a result is worst."""
+
+    what: str
+    index: tuple[int, ...]
+    actual: float
+    expected: float
+    bound: float
+
+    @property
+    def ratio(self) -> float:
+        """Error over bound; infinite for a wrong NaN or infinity, or an error where none is allowed."""
+        return error_over_bound(self.actual, self.expected, self.bound)
+
+    def __str__(self) -> str:
+        error = abs(self.actual - self.expected)
+        at = f"[{', '.join(map(str, self.index))}]"
+        return (
+            f"{self.what}{at} is {self.actual:.9g}, expected {self.expected:.9g}; "
+            f"the error {error:.3g} is {self.ratio:.3g} times the bound {self.bound:.3g}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """pass, fail or "not judgeable"; the worst error over bound, the rounding model met, and what is wrong."""
+
+    verdict: str
+    error_over_bound: float | None = None
+    model: str | None = None
+    message: str = ""
+    place: Place | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def judge(problem: Problem, result: Result) -> Judgement:
+    """Judge one result of one problem."""
+    golden = golden_of(problem, weights=result.weights is not None)
+    if fault := _form(problem, golden, result):
+        return Judgement(verdict="fail", message=fault)
+    fused = _worst(problem, golden, result, "fused")
+    notes = _side_effects(result)
+    if fused.ratio <= 1:
+        judged = Judgement(verdict="pass", error_over_bound=fused.ratio, model="fused", place=fused)
+    elif problem.dtype in LOW:
+        judged = _judge_unfused(fused, _worst(problem, golden, result, "unfused"))
+    elif math.isnan(fused.ratio):
+        judged = _not_judgeable(fused)
+    else:
+        judged = Judgement(verdict="fail", error_over_bound=fused.ratio, message=str(fused), place=fused)
+    if notes and judged.verdict != "fail":
+        return Judgement(verdict="fail", error_over_bound=judged.error_over_bound, message="; ".join(notes))
+    return judged
+
+
+def golden_of(problem: Problem, weights: bool = False) -> Golden:
+    """The golden value of a problem, from its plain arrays alone."""
+    return golden_visible(
+        problem.q,
+        problem.k,
+        problem.v,
+        problem.visible,
+        bias=problem.bias,
+        scale=problem.scale,
+        softcap=problem.softcap,
+        sinks=problem.sinks,
+        weights=weights,
+    )
+
+
+def error_over_bound(actual: Any, expected: Any, bound: Any) -> float:
+    """The largest error over its bound: 0 if all is equal, infinite for a wrong NaN or infinity, NaN if not judgeable.
+
+    actual, expected and bound broadcast together; NaN is right where NaN is expected.
+    """
+    ratios = _ratios(*np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (actual, expected, bound))))
+    if not ratios.size:
+        return 0.0
+    return float(np.max(ratios[~np.isnan(ratios)])) if not np.all(np.isnan(ratios)) else math.nan
+
+
+def worst_place(what: str, actual: Array, expected: Array, bound: Array) -> Place | None:
+    """Where the error is largest over its bound; None for no elements. Elements that cannot be judged come last."""
+    actual, expected, bound = np.broadcast_arrays(actual, expected, bound)
+    if not actual.size:
+        return None
+    ratios = _ratios(actual, expected, bound)
+    index = np.unravel_index(int(np.argmax(np.where(np.isnan(ratios), -1.0, ratios))), ratios.shape)
+    at = tuple(int(i) for i in index)
+    return Place(what, at, float(actual[at]), float(expected[at]), float(bound[at]))
+
+
+def _ratios(actual: Array, expected: Array, bound: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        ratios = np.abs(actual - expected) / bound
+    ratios = np.where(np.isfinite(actual) & np.isfinite(expected), ratios, np.inf)
+    ratios = np.where(np.isinf(bound) & np.isfinite(actual), np.nan, ratios)
+    return np.where(same, 0.0, ratios)
+
+
+def _form(problem: Problem, golden: Golden, result: Result) -> str:
+    """What is wrong with shape, dtype or library, before any number is looked at."""
+    shape, got = golden.output.shape, np.shape(result.output)
+    if got != shape:
+        return f"the output has shape {got}, expected {shape}"
+    if result.dtype != problem.dtype:
+        return f"the output has dtype {result.dtype}, expected that of q, {problem.dtype}"
+    if not result.library:
+        return "the output is not an array of q's library"
+    if result.lse is not None:
+        least = "float64" if problem.dtype == "float64" else "float32"
+        if np.shape(result.lse) != golden.lse.shape:
+            return f"the log-sum-exp has shape {np.shape(result.lse)}, expected {golden.lse.shape}"
+        if ROUNDOFF.get(result.lse_dtype, 1.0) > ROUNDOFF[least]:
+            return f"the log-sum-exp has dtype {result.lse_dtype}, expected at least {least}"
+    if result.weights is not None and golden.weights is not None and np.shape(result.weights) != golden.weights.shape:
+        return f"the weights have shape {np.shape(result.weights)}, expected {golden.weights.shape}"
+    return ""
+
+
+def _worst(problem: Problem, golden: Golden, result: Result, model: str) -> Place:
+    """The worst place of output, log-sum-exp and weights under one model."""
+    options = (problem.dtype, model, problem.coherent)
+    places = [worst_place("output", result.output, golden.output, golden.bound(*options))]
+    if result.lse is not None:
+        places.append(worst_place("log-sum-exp", result.lse, golden.lse, golden.lse_bound(*options)))
+    if result.weights is not None and golden.weights is not None:
+        places.append(worst_place("weight", result.weights, golden.weights, golden.weights_bound(*options)))
+    found = [place for place in places if place is not None]
+    if not found:
+        return Place("output", (), 0.0, 0.0, 0.0)
+    # A NaN ratio is a place that cannot be judged: worse than any that is right, better than any that is wrong.
+    return max(found, key=lambda place: 1.0 if math.isnan(place.ratio) else place.ratio)
+
+
+def _judge_unfused(fused: Place, unfused: Place) -> Judgement:
+    """Beyond the fused model: right if scores and weights were stored in the low dtype, and then that is said."""
+    if math.isnan(unfused.ratio):
+        return _not_judgeable(unfused)
+    if unfused.ratio <= 1:
+        note = f"beyond the fused bound ({fused.ratio:.3g} times), within that for scores and weights stored low"
+        return Judgement(
+            verdict="pass", error_over_bound=unfused.ratio, model="unfused", message=note, place=unfused
+        )
+    message = f"{fused}; with scores and weights stored low still {unfused.ratio:.3g} times"
+    return Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
+
+
+def _not_judgeable(place: Place) -> Judgement:
+    return Judgement(
+        verdict="not judgeable",
+        message=f"rounding alone may move a logit by more than 1 at {place.what}{list(place.index)}, so nothing follows",
+        place=place,
+    )
+
+
+def _side_effects(result: Result) -> tuple[str, ...]:
+    found = [f"the call wrote to {name}" for name in result.changed]
+    if result.repeated is False:
+        found.append("a second call with the same inputs gave other bits")
+    return tuple(found)

@@ -1,0 +1,173 @@
+"""What every target shares: arrays in the problem's memory layout, a second call, and a look at the inputs afterwards."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from refattn.backend import Backend
+from refattn.conformance.case import Api, Problem
+from refattn.conformance.judge import Result
+from refattn.conformance.plain import Draw
+from refattn.dtypes import dtype_name
+from refattn.errors import RefattnError
+
+Array = Any
+
+
+class TargetError(Exception):
+    """A target that cannot be called; the message says why, in one sentence, and what to do."""
+
+
+class Unsupported(Exception):  # noqa: N818 - it is no error: a target says so about a problem
+    """Raised by a target that cannot express a problem after all; the message says what."""
+
+
+class Answer(NamedTuple):
+    """What one call gave, in the target's own arrays."""
+
+    output: Array
+    lse: Array | None = None
+    weights: Array | None = None
+
+
+class Target(Protocol):
+    """An implementation that can be called."""
+
+    name: str
+    dtypes: tuple[str, ...]
+
+    def versions(self) -> dict[str, str]:
+        """The libraries that the verdict is about, with their versions."""
+
+    def unsupported(self, needs: tuple[str, ...], dtype: str) -> str:
+        """Why a problem with these needs cannot be expressed, or an empty string."""
+
+    def call(self, problem: Problem) -> Result:
+        """Run the implementation on a problem."""
+
+    def api(self, draw: Draw) -> Api | None:
+        """What checks of refattn's own functions get, or None for a foreign implementation."""
+
+
+class ArrayTarget:
+    """A target on the arrays of one backend; subclasses say what they support and make one call."""
+
+    name: str
+    # Features out of Problem.needs that the target can express; None means all.
+    features: frozenset[str] | None = None
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.dtypes = tuple(backend.dtypes)
+
+    def versions(self) -> dict[str, str]:
+        """The version of the array library."""
+        return {self.backend.name: self.backend.version() or "unknown"}
+
+    def unsupported(self, needs: tuple[str, ...], dtype: str) -> str:
+        """Names the dtype or the features that are missing."""
+        if dtype not in self.dtypes:
+            advice = " (install ml_dtypes for it)" if dtype == "bfloat16" and self.backend.name == "numpy" else ""
+            return f"{self.name} has no {dtype} here{advice}"
+        missing = [] if self.features is None else [need for need in needs if need not in self.features]
+        return f"{self.name} cannot express {', '.join(missing)}" if missing else ""
+
+    def api(self, draw: Draw) -> Api | None:  # noqa: ARG002 - a foreign implementation has none
+        """None: checks are about refattn's own functions."""
+        return None
+
+    def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
+        """One call; `again` is the second, whose output alone matters. Raises Unsupported."""
+        raise NotImplementedError
+
+    def array(self, host: Array, dtype: str | None = None) -> Array:
+        """A host array in the target's library; None keeps a dtype that is not floating."""
+        return self.backend.array(np.asarray(host), dtype)
+
+    def plain(self, host: Array) -> Array:
+        """Masks, counts and ids in the target's library."""
+        host = np.asarray(host)
+        return self.array(host.astype(np.int32) if host.dtype.kind == "i" else host)
+
+    def host(self, x: Array) -> Array:
+        """The values of a floating array of the target, as float64."""
+        return np.asarray(self.backend.host(x), dtype=np.float64)
+
+    def call(self, problem: Problem) -> Result:
+        """Two calls on the same inputs, in the problem's memory layout, and a look at the inputs afterwards."""
+        inputs = {name: getattr(problem, name) for name in ("q", "k", "v")}
+        stored = {name: self._laid_out(x, problem) for name, x in inputs.items()}
+        answer = self.compute(problem, **stored, again=False)
+        output, dtype = self._read(answer.output)
+        lse, lse_dtype = (None, "") if answer.lse is None else self._read(answer.lse)
+        weights = None if answer.weights is None else self._read(answer.weights)[0]
+        second = self._read(self.compute(problem, **stored, again=True).output)[0]
+        changed = tuple(n for n, x in inputs.items() if not np.array_equal(self.host(stored[n]), x, equal_nan=True))
+        return Result(
+            output=output,
+            dtype=dtype,
+            library=self._same_library(answer.output, stored["q"]),
+            lse=lse,
+            lse_dtype=lse_dtype,
+            weights=weights,
+            changed=changed,
+            repeated=_same_bits(output, second),
+        )
+
+    def _read(self, x: Any) -> tuple[Array, str]:
+        if not hasattr(x, "dtype") or not hasattr(x, "shape"):
+            raise TypeError(f"expected an array, the call returned {type(x).__name__}")
+        return self.host(x), dtype_name(x.dtype)
+
+    def _same_library(self, x: Any, like: Any) -> bool:
+        return type(x).__module__.partition(".")[0] == type(like).__module__.partition(".")[0]
+
+    def _laid_out(self, host: Array, problem: Problem) -> Array:
+        """The values as an array that lies in memory as the problem wants it."""
+        if problem.layout == "permuted":  # (..., tokens, heads, width), as projections leave it
+            return self._swap(self.array(_swapped(host, -2, -3), problem.dtype), -2, -3)
+        if problem.layout == "transposed":  # width before tokens
+            return self._swap(self.array(_swapped(host, -1, -2), problem.dtype), -1, -2)
+        if problem.layout == "sliced":  # a view inside a buffer full of NaN
+            buffer = np.full((*host.shape[:-2], host.shape[-2] + 2, 2 * host.shape[-1]), np.nan)
+            buffer[..., 1:-1, ::2] = host
+            return self.array(buffer, problem.dtype)[..., 1:-1, ::2]
+        return self.array(host, problem.dtype)
+
+    def _swap(self, x: Array, first: int, second: int) -> Array:
+        if hasattr(x, "swapaxes"):
+            return x.swapaxes(first, second)
+        axes = list(range(x.ndim))
+        axes[first], axes[second] = axes[second], axes[first]
+        return x.__array_namespace__().permute_dims(x, tuple(axes))
+
+
+def library_backend(name: str) -> Backend:
+    """The backend of that name with its library installed. Raises TargetError, in one sentence."""
+    from refattn import registry
+
+    try:
+        backend = registry.get(name)
+    except RefattnError as error:
+        raise TargetError(str(error)) from error
+    if not backend.installed():
+        advice = f"pip install {backend.distributions[0]}"
+        raise TargetError(f"{name} needs the library {backend.library!r}, which is not installed: {advice}")
+    if name == "jax":
+        # Without its switch JAX has no float64; a judge decides that for the whole run, before any array is made.
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    if not backend.devices():
+        raise TargetError(f"{name} is installed, but no device here can run it")
+    return backend
+
+
+def _swapped(host: Array, first: int, second: int) -> Array:
+    return np.ascontiguousarray(np.swapaxes(host, first, second))
+
+
+def _same_bits(x: Array, y: Array) -> bool:
+    return x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=True))

@@ -1,0 +1,92 @@
+"""refattn's own core on the arrays of one library: every feature, and the checks of its other functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from refattn.conformance.case import Api, Problem
+from refattn.conformance.plain import Draw
+from refattn.conformance.targets.base import Answer, ArrayTarget, library_backend
+from refattn.dtypes import dtype_name
+
+Array = Any
+
+
+class RefattnTarget(ArrayTarget):
+    """refattn through the backend of that name."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__(library_backend(backend))
+        self.name = f"refattn-{backend}"
+
+    def versions(self) -> dict[str, str]:
+        """refattn and the array library."""
+        import refattn
+
+        return {"refattn": refattn.__version__, **super().versions()}
+
+    def api(self, draw: Draw) -> Api | None:
+        """The bridge that checks use."""
+        return Bridge(self, draw)
+
+    def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
+        """attention_with_lse and the stages' weights; attention() for the second call."""
+        import refattn
+
+        options: dict[str, Any] = {
+            "causal": problem.causal,
+            "scale": problem.scale,
+            "softcap": problem.softcap,
+            "q_start": _start(problem.q_start),
+            "k_start": _start(problem.k_start),
+        }
+        if problem.mask is not None:
+            options["mask"] = problem.mask(self.plain)
+        elif problem.shown is not None:
+            options["mask"] = self.plain(problem.shown)
+        if problem.bias_of is not None:
+            options["bias"] = problem.bias_of(lambda host: self.array(host, problem.dtype))
+        elif problem.bias is not None:
+            options["bias"] = self.array(problem.bias, problem.dtype)
+        if problem.sinks is not None:
+            options["sinks"] = self.array(problem.sinks, problem.dtype)
+        if again:
+            return Answer(refattn.attention(q, k, v, **options))
+        output, lse = refattn.attention_with_lse(q, k, v, **options)
+        stages = refattn.attention_stages(q, k, v, **options)
+        return Answer(output, lse, stages.weights)
+
+
+class Bridge:
+    """The arrays of one library, for checks."""
+
+    def __init__(self, target: RefattnTarget, draw: Draw) -> None:
+        self._target, self._like = target, target.array(np.zeros(1), "float32")
+        self.name, self.dtype, self.draw = target.backend.name, draw.dtype, draw
+        self.capabilities = target.backend.capabilities
+
+    def array(self, host: Array, dtype: str | None = None) -> Array:
+        """A host array as one of the library; floats in the case's dtype unless another is named."""
+        host = np.asarray(host)
+        if dtype is None and host.dtype.kind != "f":
+            return self._target.plain(host)
+        return self._target.array(host, dtype or self.dtype)
+
+    def host(self, x: Array) -> Array:
+        """The values as NumPy: floats as float64, others as they are."""
+        values = np.asarray(self._target.backend.host(x))
+        return values.astype(np.float64) if values.dtype.kind == "f" else values
+
+    def dtype_of(self, x: Array) -> str:
+        """The plain name of an array's dtype."""
+        return dtype_name(x.dtype)
+
+    def same_library(self, x: Array) -> bool:
+        """Whether x is an array of the library."""
+        return type(x).__module__.partition(".")[0] == type(self._like).__module__.partition(".")[0]
+
+
+def _start(start: Any) -> Any:
+    return start if start is None or isinstance(start, int) else np.asarray(start)

@@ -1,0 +1,49 @@
+"""torch.nn.functional.scaled_dot_product_attention on CPU tensors, called as its documentation says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from refattn.conformance.case import Problem
+from refattn.conformance.targets.base import Answer, ArrayTarget, Unsupported, library_backend
+
+Array = Any
+
+
+class TorchTarget(ArrayTarget):
+    """The function has no soft cap, no sinks, no log-sum-exp; positions enter as an explicit boolean mask."""
+
+    name = "torch"
+    features = frozenset({"causal", "mask", "bias", "scale", "gqa", "q_start", "k_start"})
+
+    def __init__(self) -> None:
+        super().__init__(library_backend("torch"))
+
+    def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:  # noqa: ARG002
+        """is_causal where it says what the problem says, else attn_mask: boolean, or floating if there is a bias."""
+        import torch
+
+        if q.ndim < 3:
+            raise Unsupported("torch cannot express rank 2, one head without a head axis")
+        square = problem.q.shape[-2] == problem.k.shape[-2] and problem.q_start is None
+        options: dict[str, Any] = {}
+        if problem.scale is not None:
+            options["scale"] = problem.scale
+        if "gqa" in problem.needs:
+            options["enable_gqa"] = True
+        if problem.causal and square and problem.shown is None and problem.bias is None:
+            options["is_causal"] = True
+        elif problem.bias is not None:
+            hidden = np.where(problem.visible, problem.bias, -np.inf)
+            options["attn_mask"] = self._full(hidden, problem)
+        elif problem.causal or problem.shown is not None:
+            options["attn_mask"] = self._full(problem.visible, problem)
+        return Answer(torch.nn.functional.scaled_dot_product_attention(q, k, v, **options))
+
+    def _full(self, pairs: Array, problem: Problem) -> Array:
+        """A mask in the rank of q, so that no leading axis can be misread."""
+        pairs = pairs.reshape((1,) * (problem.q.ndim - pairs.ndim) + pairs.shape)
+        shape = (*pairs.shape[:-2], problem.q.shape[-2], problem.k.shape[-2])
+        return self.array(np.broadcast_to(pairs, shape).copy(), None if pairs.dtype == bool else problem.dtype)

@@ -1,0 +1,45 @@
+"""Questions about dtypes, answered by name: the one way that holds for every library and for ml_dtypes' types.
+
+`isdtype` of the array libraries raises on ml_dtypes' bfloat16, so nothing else in refattn asks it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+COMPUTED = ("bfloat16", "float16", "float32", "float64")  # A4: the dtypes of q, k and v
+
+_NAMES: dict[Any, str] = {}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The plain name of a dtype object of any library: "float32", "bfloat16", "bool", ..."""
+    name = _NAMES.get(dtype)
+    if name is None:
+        name = _NAMES[dtype] = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    return name
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether bias, sinks and scale may have it: a real floating dtype that attention computes with (A5)."""
+    return dtype_name(dtype) in COMPUTED
+
+
+def is_float8(dtype: Any) -> bool:
+    """Whether the dtype is one of the 8-bit storage formats, which return float32 (A4)."""
+    return dtype_name(dtype).startswith("float8")
+
+
+def is_bool(dtype: Any) -> bool:
+    """Whether the dtype is boolean."""
+    return dtype_name(dtype) == "bool"
+
+
+def is_integer(dtype: Any) -> bool:
+    """Whether the dtype is a signed or unsigned integer."""
+    return dtype_name(dtype).startswith(("int", "uint"))
+
+
+def compute_dtype(xp: Any, *dtypes: Any) -> Any:
+    """promote(float32, ...): float64 if any of them is, else float32 (A5, N1)."""
+    return xp.float64 if any(dtype_name(dtype) == "float64" for dtype in dtypes) else xp.float32

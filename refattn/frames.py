@@ -1,0 +1,117 @@
+"""Where a mask or a bias is evaluated: row and key indices, the two starts, library and device (M3, M14)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .arrays import Array, Library, Shape, as_int, broadcasts_to, describe, from_list, into_library, is_host
+from .dtypes import is_integer
+from .errors import BatchError, StartError
+
+FARTHEST_START = 2**29
+FAR = 3 * 2**29  # wider than any distance between positions; sums with an index still fit an int32
+
+
+class Frame:
+    """Pairs of row and key indices with their positions.
+
+    rows (..., R, 1) and keys (..., 1, K) are integer arrays that broadcast together; q_start and k_start are ints or
+    integer arrays (batch..., 1, 1, 1). sizes is (Lq, Lk) if the frame covers a whole call in order, else None.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        device: Any,
+        *,
+        sizes: tuple[int, int] | None = None,
+        pairs: tuple[Array, Array] | None = None,
+        q_start: Any = 0,
+        k_start: Any = 0,
+        batch: Shape | None = None,
+    ) -> None:
+        self.library, self.xp, self.device, self.sizes, self.batch = library, library.xp, device, sizes, batch
+        self.q_start, self.k_start = q_start, k_start
+        if pairs is not None:
+            self.rows, self.keys = pairs
+        elif sizes is not None:
+            self.rows = self.xp.arange(sizes[0], device=device)[:, None]
+            self.keys = self.xp.arange(sizes[1], device=device)[None, :]
+
+    @property
+    def query_positions(self) -> Array:
+        """q_start + row, (..., R, 1)  # M3"""
+        return self.rows if _is_zero(self.q_start) else self.rows + self.q_start
+
+    @property
+    def key_positions(self) -> Array:
+        """k_start + key, (..., 1, K)  # M3"""
+        return self.keys if _is_zero(self.k_start) else self.keys + self.k_start
+
+    @property
+    def keys_from_rows(self) -> Array:
+        """Key positions on the scale where a query's position is its row: key + k_start - q_start."""
+        offset = self.k_start - self.q_start
+        return self.keys if _is_zero(offset) else self.keys + offset
+
+    def array(self, x: Array, argument: str) -> Array:
+        """An option's array in this frame's library and device."""
+        return into_library(x, self.library, self.device, argument)
+
+    def per_entry(self, x: Any, argument: str) -> Array:
+        """(batch...) integers as (batch..., 1, 1, 1), in the dtype of the indices."""
+        x = self.array(x, argument)
+        if self.batch is not None and not broadcasts_to(tuple(x.shape), self.batch):
+            raise BatchError(argument, f"one value, or a shape that broadcasts to the batch {self.batch}", describe(x))
+        x = self.xp.astype(x, self.rows.dtype, copy=False)
+        return self.xp.reshape(x, (*x.shape, 1, 1, 1)) if x.shape else x
+
+    def per_key(self, x: Array, argument: str) -> Array:
+        """(batch..., Lk) values taken at the keys: (batch..., 1, 1, K)."""
+        return self._gather(x, self.keys, 1, argument)
+
+    def per_row(self, x: Array, argument: str) -> Array:
+        """(batch..., Lq) values taken at the rows: (batch..., 1, R, 1)."""
+        return self._gather(x, self.rows, 0, argument)
+
+    def _gather(self, x: Array, index: Array, axis: int, argument: str) -> Array:
+        x = self.array(x, argument)
+        batch, size = tuple(x.shape[:-1]), x.shape[-1]
+        if self.sizes is not None and size != self.sizes[axis]:
+            raise BatchError(argument, f"a last axis of {'Lk' if axis else 'Lq'} = {self.sizes[axis]}", describe(x))
+        if self.batch is not None and not broadcasts_to(batch, self.batch):
+            raise BatchError(argument, f"leading axes that broadcast to the batch {self.batch}", describe(x))
+        if self.sizes is None:
+            x = self.xp.take(x, self.xp.reshape(index, (-1,)), axis=-1)
+        head = (1,) if batch else ()
+        return self.xp.reshape(x, (*batch, *head, *index.shape))
+
+
+def _is_zero(start: Any) -> bool:
+    return type(start) is int and start == 0
+
+
+def check_start(start: Any, argument: str, batch: Shape | None) -> Any:
+    """A start as an int or an integer array (M3). Raises StartError, or BatchError if it does not fit the batch."""
+    number = as_int(start)
+    if number is not None:
+        if abs(number) > FARTHEST_START:
+            raise StartError(argument, f"a position between -{FARTHEST_START} and {FARTHEST_START}", number)
+        return number
+    values = from_list(start)
+    if not hasattr(values, "dtype") or not is_integer(values.dtype):
+        raise StartError(argument, "an int, or one int per batch entry", describe(start))
+    if batch is not None and not broadcasts_to(tuple(values.shape), batch):
+        raise BatchError(argument, f"one int, or a shape that broadcasts to the batch {batch}", describe(values))
+    if is_host(values) and bool((abs(values) > FARTHEST_START).any()):
+        raise StartError(argument, f"positions between -{FARTHEST_START} and {FARTHEST_START}", values.tolist())
+    return values
+
+
+def start_range(start: Any) -> tuple[int, int] | None:
+    """The least and greatest start over all batch entries, or None where values may not be looked at (N3)."""
+    number = as_int(start)
+    if number is not None:
+        return number, number
+    values = from_list(start)
+    return (int(values.min()), int(values.max())) if is_host(values) and values.size else None

@@ -1,0 +1,86 @@
+"""Heads: grouping, splitting, merging and pooling (chapter G)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .arrays import Array, as_int, describe, library_of
+from .dtypes import compute_dtype, is_float
+from .errors import HeadCountError, HeadSplitError
+
+
+def check_heads(heads: int, kv_heads: int) -> int:
+    """Query heads per key/value head. Raises HeadCountError unless heads is a multiple of kv_heads (G1)."""
+    if heads == kv_heads:
+        return 1
+    if kv_heads == 0 or heads == 0 or heads % kv_heads:
+        raise HeadCountError("q", f"a head count H that is a multiple of Hkv = {kv_heads}", f"H = {heads}")
+    return heads // kv_heads
+
+
+def kv_head_of(h: int, heads: int, kv_heads: int) -> int:
+    """The key/value head that query head h reads: h // (heads / kv_heads)  # G1"""
+    numbers = {"h": as_int(h), "heads": as_int(heads), "kv_heads": as_int(kv_heads)}
+    for name, number in numbers.items():
+        if number is None or number < (0 if name == "h" else 1):
+            raise HeadSplitError(name, "a head index >= 0" if name == "h" else "a head count >= 1", describe(number))
+    group = check_heads(heads, kv_heads)
+    if h >= heads:
+        raise HeadSplitError("h", f"a head index below heads = {heads}", h)
+    return int(h) // group
+
+
+def split_heads(x: Array, heads: int) -> Array:
+    """(..., S, D) as (..., H, S, D / H), head h holding the h-th block of D / H components  # G3"""
+    xp = library_of(x, "x").xp
+    number = as_int(heads)
+    if number is None or number < 1:
+        raise HeadSplitError("heads", "an int >= 1", describe(heads))
+    if x.ndim < 2 or x.shape[-1] % number:
+        raise HeadSplitError("x", f"a shape (..., S, D) with D divisible by heads = {number}", describe(x))
+    parts = xp.reshape(x, (*x.shape[:-1], number, x.shape[-1] // number))  # (..., S, H, D / H)
+    return xp.moveaxis(parts, -2, -3)
+
+
+def merge_heads(x: Array) -> Array:
+    """(..., H, S, d) as (..., S, H * d), the inverse of split_heads  # G3"""
+    xp = library_of(x, "x").xp
+    if x.ndim < 3:
+        raise HeadSplitError("x", "a shape (..., H, S, d)", describe(x))
+    parts = xp.moveaxis(x, -3, -2)  # (..., S, H, d)
+    return xp.reshape(parts, (*parts.shape[:-2], parts.shape[-2] * parts.shape[-1]))
+
+
+def pool_kv_heads(w: Array, kv_heads: int) -> Array:
+    """The mean over each group of heads: (..., H, m, n) as (..., kv_heads, m, n), heads on axis -3  # G4
+
+    Of an MHA checkpoint's key or value projection, one (d_model, d_h) matrix per head, it makes the start of GQA
+    up-training (Ainslie et al., 2023). Group g pools the heads that later read key/value head g (G1).
+    """
+    xp = library_of(w, "w").xp
+    number = as_int(kv_heads)
+    if number is None or number < 1:
+        raise HeadSplitError("kv_heads", "an int >= 1", describe(kv_heads))
+    if w.ndim < 3 or w.shape[-3] % number:
+        raise HeadSplitError("w", f"a shape (..., H, m, n) with H divisible by kv_heads = {number}", describe(w))
+    if not is_float(w.dtype):
+        raise HeadSplitError("w", "a floating array", describe(w))
+    wide = xp.astype(w, compute_dtype(xp, w.dtype), copy=False)
+    groups = xp.reshape(wide, (*w.shape[:-3], number, w.shape[-3] // number, *w.shape[-2:]))
+    return xp.astype(xp.mean(groups, axis=-3), w.dtype, copy=False)
+
+
+def stack_groups(xp: Any, x: Array, group: int) -> Array:
+    """(..., H, L, n) as (..., Hkv, G * L, n): the rows of a group under each other, so that no key is copied (G2)."""
+    if group == 1:
+        return x
+    *batch, heads, length, width = x.shape
+    return xp.reshape(x, (*batch, heads // group, group * length, width))
+
+
+def unstack_groups(xp: Any, x: Array, group: int) -> Array:
+    """The inverse of stack_groups."""
+    if group == 1:
+        return x
+    *batch, kv_heads, rows, width = x.shape
+    return xp.reshape(x, (*batch, kv_heads * group, rows // group, width))

@@ -1,0 +1,189 @@
+"""The multi-head attention layer (chapter L)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .arrays import (
+    Array,
+    Library,
+    as_int,
+    describe,
+    device_of,
+    into_library,
+    library_of,
+    quiet,
+    same_device,
+    same_library,
+)
+from .cache import KVCache, cached_call
+from .dtypes import compute_dtype, is_float
+from .errors import LayerError, RefattnError
+from .heads import check_heads, merge_heads, split_heads
+from .pipeline import attention, attention_stages
+from .rotary import Rotary
+from .rotary import rope as turn
+
+
+class AttentionWeights(NamedTuple):
+    """The parameters of a layer, used as x @ w + b; w_o None leaves the heads concatenated  # L1"""
+
+    w_q: Array  # (width, H * d_k)
+    w_k: Array  # (context width, Hkv * d_k)
+    w_v: Array  # (context width, Hkv * d_v)
+    w_o: Array | None = None  # (H * d_v, output width)
+    b_q: Array | None = None  # (H * d_k,)
+    b_k: Array | None = None  # (Hkv * d_k,)
+    b_v: Array | None = None  # (Hkv * d_v,)
+    b_o: Array | None = None  # (output width,)
+
+
+class LayerResult(NamedTuple):
+    """What the layer returns; weights if asked for, cache if one was given."""
+
+    output: Array  # (..., S, output width)
+    weights: Array | None  # (..., H, S, Lk)
+    cache: KVCache | None
+
+
+def multi_head_attention(
+    x: Array,
+    weights: AttentionWeights,
+    *,
+    heads: int,
+    kv_heads: int | None = None,
+    context: Array | None = None,
+    causal: bool | None = None,
+    mask: Any = None,
+    rope: Rotary | None = None,
+    positions: Any = None,
+    cache: KVCache | None = None,
+    return_weights: bool = False,
+    **options: Any,
+) -> LayerResult:
+    """Projections, attention per head, concatenation and output projection (L1; Vaswani et al., 2017).
+
+    x (..., S, width) floating, with heads on no axis yet; the parameters share its library, device and dtype. kv_heads
+    is heads by default (L2). With context (..., T, context width) keys and values come from it (L3). rope turns
+    queries and keys, at `positions` (S,) or (batch..., S), by default q_start + i, or cache.length + i (L4). With a
+    cache, x (batch, S, width) holds the next S tokens: keys and values are appended, and causal is True by default,
+    else False. Other options are those of `attention`. Raises LayerError, or the error of the broken clause; a cache
+    that was given is then as it was.
+
+    Returns output (..., S, output width), the weights (..., H, S, Lk) if return_weights (L5), and the cache.
+    """
+    library = library_of(x, "x")
+    kv_heads = heads if kv_heads is None else kv_heads
+    _check_layer(library, x, weights, heads, kv_heads, context, rope, cache)
+    causal = cache is not None if causal is None else causal
+    source = x if context is None else context
+
+    q = split_heads(_project(library, x, weights.w_q, weights.b_q), heads)  # (..., H, S, d_k)
+    k = split_heads(_project(library, source, weights.w_k, weights.b_k), kv_heads)  # (..., Hkv, T, d_k)
+    v = split_heads(_project(library, source, weights.w_v, weights.b_v), kv_heads)  # (..., Hkv, T, d_v)
+    if rope is not None:  # L4: before caching
+        at = _positions(library, x, options.get("q_start") or 0, cache) if positions is None else positions
+        same = context is None
+        k_at = at if same else _positions(library, source, options.get("k_start", 0), None)
+        q, k = turn(q, at, **rope._asdict()), turn(k, k_at, **rope._asdict())
+
+    options = {**options, "mask": mask}
+    newer: KVCache | None = None
+    try:
+        if cache is not None:
+            newer = cache.append(k, v)
+            k, v, options = cached_call(q, newer, options)
+        if return_weights:
+            stages = attention_stages(q, k, v, causal=causal, **options)
+            heads_output, matrix = stages.output, stages.weights  # L5: the same bits
+        else:
+            heads_output, matrix = attention(q, k, v, causal=causal, **options), None
+    except RefattnError:
+        if cache is not None and newer is not None:
+            cache.restore()  # E3
+        raise
+    output = merge_heads(heads_output)  # (..., S, H * d_v)
+    if weights.w_o is not None:
+        output = _project(library, output, weights.w_o, weights.b_o)
+    return LayerResult(output, matrix, newer)
+
+
+def _project(library: Library, x: Array, w: Array, b: Array | None) -> Array:
+    """x @ w + b in at least float32, rounded once to x's dtype (N1)."""
+    xp = library.xp
+    dtype = compute_dtype(xp, x.dtype)
+    with quiet(library):
+        y = xp.matmul(xp.astype(x, dtype, copy=False), xp.astype(w, dtype, copy=False))
+        if b is not None:
+            y = y + xp.astype(b, dtype, copy=False)
+        return xp.astype(y, x.dtype, copy=False)
+
+
+def _positions(library: Library, x: Array, start: Any, cache: KVCache | None) -> Array:
+    """start + i for the tokens of x, or cache.length + i: (S,), or (batch..., S) if the entries differ."""
+    xp, device = library.xp, device_of(library, x)
+    start = start if cache is None else cache.length
+    index = xp.arange(x.shape[-2], device=device)
+    if as_int(start) is not None:
+        return index + int(start)
+    start = into_library(start, library, device, "q_start")
+    return index + xp.astype(xp.reshape(start, (*start.shape, 1)), index.dtype)
+
+
+def _check_layer(
+    library: Library,
+    x: Array,
+    weights: AttentionWeights,
+    heads: int,
+    kv_heads: int,
+    context: Array | None,
+    rope: Rotary | None,
+    cache: KVCache | None,
+) -> None:
+    device = device_of(library, x)
+    for argument, number in (("heads", heads), ("kv_heads", kv_heads)):
+        if as_int(number) is None or number < 1:
+            raise LayerError(argument, "an int >= 1", describe(number))
+    check_heads(heads, kv_heads)
+    if not isinstance(weights, AttentionWeights):
+        raise LayerError("weights", "AttentionWeights", describe(weights))
+    if x.ndim < 2 or not is_float(x.dtype):
+        raise LayerError("x", "a floating array (..., S, width)", describe(x))
+    arrays = {"context": context, **weights._asdict()}
+    for argument, array in arrays.items():
+        if array is None:
+            continue
+        same_library(library, array, argument)
+        same_device(library, device, array, argument)
+        if array.dtype != x.dtype:
+            raise LayerError(argument, "the dtype of x", describe(array))
+    if context is not None and (context.ndim != x.ndim or cache is not None):
+        raise LayerError("context", f"rank {x.ndim}, as x has, and no cache beside it", describe(context))
+    if cache is not None and not (isinstance(cache, KVCache) and x.ndim == 3):
+        raise LayerError("cache", "a KVCache, with x (batch, S, width)", f"{describe(cache)} with x {describe(x)}")
+    if rope is not None and not isinstance(rope, Rotary):
+        raise LayerError("rope", "a Rotary(style, base, width)", describe(rope))
+    _check_parameters(weights, x.shape[-1], (x if context is None else context).shape[-1], heads, kv_heads)
+
+
+def _check_parameters(weights: AttentionWeights, width: int, source_width: int, heads: int, kv_heads: int) -> None:
+    """Each parameter's shape, in the order in which the widths follow from each other."""
+    w_q, w_k, w_v, w_o = weights[:4]
+    for argument, w, rows, count in (
+        ("w_q", w_q, width, heads),
+        ("w_k", w_k, source_width, kv_heads),
+        ("w_v", w_v, source_width, kv_heads),
+    ):
+        if w.ndim != 2 or w.shape[0] != rows or w.shape[1] % count:
+            raise LayerError(argument, f"a matrix with {rows} rows and columns divisible by {count}", describe(w))
+    if w_q.shape[1] // heads != w_k.shape[1] // kv_heads:
+        d_k = w_q.shape[1] // heads
+        raise LayerError("w_k", f"kv_heads * d_k = {kv_heads} * {d_k} columns, d_k as w_q has", describe(w_k))
+    joined = heads * (w_v.shape[1] // kv_heads)
+    if w_o is not None and (w_o.ndim != 2 or w_o.shape[0] != joined):
+        raise LayerError("w_o", f"a matrix with heads * d_v = {joined} rows", describe(w_o))
+    if w_o is None and weights.b_o is not None:
+        raise LayerError("b_o", "None, since there is no w_o", describe(weights.b_o))
+    for argument, b, w in zip(("b_q", "b_k", "b_v", "b_o"), weights[4:], weights[:4], strict=True):
+        if b is not None and tuple(b.shape) != (w.shape[1],):
+            raise LayerError(argument, f"shape ({w.shape[1]},)", describe(b))

@@ -1,0 +1,480 @@
+"""Masks: which key a query may see, as lazy, composable objects (chapter M).
+
+    mask = causal() & ~padding(keep) | prefix(4)
+
+A mask is evaluated on row and key indices with the two starts (M14). Positional kinds add the starts to the indices
+(M3); documents, lengths, padding, dense and blocks go by index. True means visible (M1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .arrays import Array, Library, as_int, broadcast_shapes, describe, from_list, is_host, library_of
+from .dtypes import is_bool, is_integer
+from .errors import BatchError, MaskArgumentError, MaskKindError, MaskShapeError
+from .frames import FAR, Frame, check_start, start_range
+
+ALL, NONE, MIXED = "all", "none", "mixed"
+
+
+class Mask:
+    """A rule that says for each pair of query and key whether the key is visible. Combine with &, | and ~ (M13)."""
+
+    positional = False
+    """Whether it reads query positions, so that Lq != Lk needs q_start (M5)."""
+    __array_ufunc__ = None  # lets `array & mask` reach __rand__
+
+    def parts(self) -> tuple[Mask, ...]:
+        """The masks it is made of that hold no other mask."""
+        return (self,)
+
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays it holds itself."""
+        return ()
+
+    def evaluate(self, frame: Frame) -> Array:
+        """Boolean array over the frame's pairs, broadcastable to (..., H, R, K)."""
+        raise NotImplementedError
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        """ "all", "none" or "mixed" for a tile of rows and keys, over all batch entries, in less than O(R K) (M14).
+
+        "mixed" is always a legal answer, and the one where values may not be looked at (N3).
+        """
+        raise NotImplementedError
+
+    def visible(self, rows: Any, keys: Any, q_start: Any = 0, k_start: Any = 0) -> Array:
+        """Visibility of the given pairs of indices (M14).
+
+        rows and keys are ints, ranges or integer arrays; 1-D rows with 1-D keys make a grid (..., R, K), other shapes
+        broadcast together. The library is theirs if they are arrays, else that of the mask's own arrays.
+        """
+        rows, keys = (from_list(list(x) if isinstance(x, range) else x) for x in (rows, keys))
+        library = library_of(next((x for x in (rows, keys) if hasattr(x, "dtype")), _numpy_array()), "rows")
+        xp = library.xp
+        pairs = [x if hasattr(x, "dtype") else xp.asarray(x) for x in (rows, keys)]
+        pairs = [xp.astype(x, xp.int64) if is_host(x) and not x.size else x for x in pairs]
+        for name, x in zip(("rows", "keys"), pairs, strict=True):
+            if not is_integer(x.dtype):
+                raise MaskArgumentError(name, "integer indices", describe(x))
+        if pairs[0].ndim == 1 and pairs[1].ndim == 1:
+            pairs = [pairs[0][:, None], pairs[1][None, :]]
+        frame = _free_frame(library, getattr(pairs[0], "device", None), q_start, k_start, pairs=(pairs[0], pairs[1]))
+        return _over_pairs(self.evaluate(frame), frame)
+
+    def to_array(self, q_len: int, k_len: int, q_start: Any = 0, k_start: Any = 0, like: Any = None) -> Array:
+        """The mask as a boolean array (..., Lq, Lk) of like's library and device; NumPy's if like is None."""
+        _check_count(q_len, "q_len", 0)
+        _check_count(k_len, "k_len", 0)
+        like = _numpy_array() if like is None else like
+        library = library_of(like, "like")
+        frame = _free_frame(library, getattr(like, "device", None), q_start, k_start, sizes=(q_len, k_len))
+        return _over_pairs(self.evaluate(frame), frame)
+
+    def to_text(self, q_len: int, k_len: int | None = None, q_start: Any = 0, k_start: Any = 0) -> str:
+        """A drawing, one mark per pair, x visible and . hidden: a line per query, a block per entry and head (M22)."""
+        array = self.to_array(q_len, q_len if k_len is None else k_len, q_start, k_start)
+        blocks = array.reshape((-1, *array.shape[-2:]))
+        return "\n\n".join("\n".join(" ".join("x" if seen else "." for seen in row) for row in b) for b in blocks)
+
+    def __and__(self, other: Any) -> Mask:
+        return And(self, as_mask(other, "mask"))
+
+    def __rand__(self, other: Any) -> Mask:
+        return And(as_mask(other, "mask"), self)
+
+    def __or__(self, other: Any) -> Mask:
+        return Or(self, as_mask(other, "mask"))
+
+    def __ror__(self, other: Any) -> Mask:
+        return Or(as_mask(other, "mask"), self)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise MaskArgumentError("mask", "& | ~ between masks", "and, or, not, or a truth test")
+
+
+class Window(Mask):
+    """query - left <= key <= query + right, in positions  # M6"""
+
+    positional = True
+
+    def __init__(self, left: int | None, right: int | None) -> None:
+        self.left, self.right = left, right
+
+    def __repr__(self) -> str:
+        return "causal()" if (self.left, self.right) == (None, 0) else f"window({self.left}, {self.right})"
+
+    def evaluate(self, frame: Frame) -> Array:
+        keys, rows = frame.keys_from_rows, frame.rows
+        behind = None if self.left is None else keys >= rows - min(self.left, FAR)
+        ahead = None if self.right is None else keys <= rows + min(self.right, FAR)
+        if behind is None and ahead is None:
+            return frame.xp.ones_like(keys, dtype=frame.xp.bool)
+        return ahead if behind is None else behind if ahead is None else behind & ahead
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        q, k = start_range(q_start), start_range(k_start)
+        if q is None or k is None or not rows or not keys:
+            return MIXED
+        least = keys[0] + k[0] - rows[-1] - q[1]
+        greatest = keys[-1] + k[1] - rows[0] - q[0]
+        left, right = (FAR if side is None else side for side in (self.left, self.right))
+        return _interval(least, greatest, -left, right)
+
+
+class Prefix(Mask):
+    """key position < n  # M8"""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __repr__(self) -> str:
+        return f"prefix({self.n})"
+
+    def evaluate(self, frame: Frame) -> Array:
+        return frame.key_positions < min(self.n, FAR)
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        k = start_range(k_start)
+        if k is None or not keys:
+            return MIXED
+        return _interval(keys[0] + k[0], keys[-1] + k[1], -FAR, self.n - 1)
+
+
+class Chunks(Mask):
+    """floor(query position / size) == floor(key position / size)  # M7"""
+
+    positional = True
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"chunks({self.size})"
+
+    def evaluate(self, frame: Frame) -> Array:
+        size = min(self.size, FAR)
+        return frame.query_positions // size == frame.key_positions // size
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        q, k = start_range(q_start), start_range(k_start)
+        if q is None or k is None or not rows or not keys:
+            return MIXED
+        queries = (rows[0] + q[0]) // self.size, (rows[-1] + q[1]) // self.size
+        chunk = (keys[0] + k[0]) // self.size, (keys[-1] + k[1]) // self.size
+        if chunk[1] < queries[0] or queries[1] < chunk[0]:
+            return NONE
+        return ALL if queries == chunk and queries[0] == queries[1] else MIXED
+
+
+class Lengths(Mask):
+    """key index < n of the batch entry; rows are not masked  # M10"""
+
+    def __init__(self, n: Any) -> None:
+        self.n = n
+
+    def __repr__(self) -> str:
+        return f"lengths({self.n})"
+
+    def arrays(self) -> tuple[Array, ...]:
+        return () if isinstance(self.n, int) else (self.n,)
+
+    def evaluate(self, frame: Frame) -> Array:
+        number = as_int(self.n)
+        most = number if number is not None else int(self.n.max()) if is_host(self.n) and self.n.size else 0
+        if frame.sizes is not None and most > frame.sizes[1]:
+            raise MaskArgumentError("lengths(n)", f"counts of at most Lk = {frame.sizes[1]}", self.n)
+        return frame.keys < (number if number is not None else frame.per_entry(self.n, "lengths(n)"))
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        counts = start_range(self.n)
+        if counts is None or not keys:
+            return MIXED
+        return NONE if keys[0] >= counts[1] else ALL if keys[-1] < counts[0] else MIXED
+
+
+class Padding(Mask):
+    """keep[..., key index]  # M11"""
+
+    def __init__(self, keep: Array) -> None:
+        self.keep = keep
+
+    def __repr__(self) -> str:
+        return f"padding({describe(self.keep)})"
+
+    def arrays(self) -> tuple[Array, ...]:
+        return (self.keep,)
+
+    def evaluate(self, frame: Frame) -> Array:
+        return frame.per_key(self.keep, "padding(keep)")
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        return _values(self.keep[..., keys.start : keys.stop]) if is_host(self.keep) else MIXED
+
+
+class Documents(Mask):
+    """q_ids[..., row index] == k_ids[..., key index]  # M9"""
+
+    def __init__(self, q_ids: Array, k_ids: Array | None) -> None:
+        self.q_ids, self.k_ids = q_ids, k_ids
+
+    def __repr__(self) -> str:
+        return f"documents({describe(self.q_ids)}{'' if self.k_ids is None else ', ' + describe(self.k_ids)})"
+
+    def arrays(self) -> tuple[Array, ...]:
+        return (self.q_ids,) if self.k_ids is None else (self.q_ids, self.k_ids)
+
+    def evaluate(self, frame: Frame) -> Array:
+        if self.k_ids is None and frame.sizes is not None and frame.sizes[0] != frame.sizes[1]:
+            raise BatchError("documents(k_ids)", "ids of the keys, since Lq != Lk", "None")
+        k_ids = self.q_ids if self.k_ids is None else self.k_ids
+        return frame.per_row(self.q_ids, "documents(q_ids)") == frame.per_key(k_ids, "documents(k_ids)")
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        k_ids = self.q_ids if self.k_ids is None else self.k_ids
+        if not (is_host(self.q_ids) and is_host(k_ids)):
+            return MIXED
+        q, k = self.q_ids[..., rows.start : rows.stop], k_ids[..., keys.start : keys.stop]
+        if not q.size or not k.size:
+            return MIXED
+        if q.max() < k.min() or k.max() < q.min():
+            return NONE
+        return ALL if q.min() == q.max() == k.min() == k.max() else MIXED
+
+
+class Dense(Mask):
+    """array[..., row // size, key // size]; dense(array) has size (1, 1)  # M12"""
+
+    def __init__(self, array: Array, size: tuple[int, int] = (1, 1), argument: str = "dense(array)") -> None:
+        self.array, self.size, self.argument = array, size, argument
+
+    def __repr__(self) -> str:
+        shape = describe(self.array)
+        return f"dense({shape})" if self.size == (1, 1) else f"blocks({shape}, {self.size})"
+
+    def arrays(self) -> tuple[Array, ...]:
+        return (self.array,)
+
+    def evaluate(self, frame: Frame) -> Array:
+        xp, array = frame.xp, frame.array(self.array, self.argument)
+        if array.ndim < 2:  # a single value, or one per key
+            array = xp.reshape(array, (1, 1) if array.ndim == 0 else (1, array.shape[0]))
+        counts = tuple(array.shape[-2:])
+        if frame.sizes is not None:
+            wanted = tuple(-(-length // size) for length, size in zip(frame.sizes, self.size, strict=True))
+            if any(count not in (1, want) for count, want in zip(counts, wanted, strict=True)):
+                what = "(Lq, Lk)" if self.size == (1, 1) else "(ceil(Lq / size), ceil(Lk / size))"
+                raise MaskShapeError(self.argument, f"last axes that broadcast to {what} = {wanted}", describe(array))
+            if self.size == (1, 1):
+                return array
+        rows, keys = (
+            index * 0 if count == 1 else index // size if size > 1 else index
+            for index, size, count in zip((frame.rows, frame.keys), self.size, counts, strict=True)
+        )
+        pairs = rows * counts[1] + keys
+        flat = xp.reshape(array, (*array.shape[:-2], counts[0] * counts[1]))
+        return xp.reshape(xp.take(flat, xp.reshape(pairs, (-1,)), axis=-1), (*array.shape[:-2], *pairs.shape))
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        if not is_host(self.array) or self.array.ndim < 2 or not rows or not keys:
+            return MIXED
+        row, key = (
+            slice(None) if count == 1 else slice(index[0] // size, index[-1] // size + 1)
+            for index, size, count in zip((rows, keys), self.size, self.array.shape[-2:], strict=True)
+        )
+        return _values(self.array[..., row, key])
+
+
+class And(Mask):
+    """Visible where both are  # M13"""
+
+    def __init__(self, first: Mask, second: Mask) -> None:
+        self.first, self.second = first, second
+        self.positional = first.positional or second.positional
+
+    def parts(self) -> tuple[Mask, ...]:
+        return self.first.parts() + self.second.parts()
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} & {self.second!r})"
+
+    def evaluate(self, frame: Frame) -> Array:
+        return self.first.evaluate(frame) & self.second.evaluate(frame)
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        answers = {mask.tile(rows, keys, q_start, k_start) for mask in (self.first, self.second)}
+        return NONE if NONE in answers else ALL if answers == {ALL} else MIXED
+
+
+class Or(Mask):
+    """Visible where either is  # M13"""
+
+    def __init__(self, first: Mask, second: Mask) -> None:
+        self.first, self.second = first, second
+        self.positional = first.positional or second.positional
+
+    def parts(self) -> tuple[Mask, ...]:
+        return self.first.parts() + self.second.parts()
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} | {self.second!r})"
+
+    def evaluate(self, frame: Frame) -> Array:
+        return self.first.evaluate(frame) | self.second.evaluate(frame)
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        answers = {mask.tile(rows, keys, q_start, k_start) for mask in (self.first, self.second)}
+        return ALL if ALL in answers else NONE if answers == {NONE} else MIXED
+
+
+class Not(Mask):
+    """Visible where the other is not  # M13"""
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask, self.positional = mask, mask.positional
+
+    def parts(self) -> tuple[Mask, ...]:
+        return self.mask.parts()
+
+    def __repr__(self) -> str:
+        return f"~{self.mask!r}"
+
+    def evaluate(self, frame: Frame) -> Array:
+        return ~self.mask.evaluate(frame)
+
+    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+        answer = self.mask.tile(rows, keys, q_start, k_start)
+        return {ALL: NONE, NONE: ALL}.get(answer, MIXED)
+
+
+_CAUSAL = Window(None, 0)
+
+
+def causal() -> Mask:
+    """Key position <= query position (M4)."""
+    return _CAUSAL
+
+
+def window(left: int | None, right: int | None) -> Mask:
+    """query - left <= key <= query + right, in positions, both ends included; None is unbounded (M6).
+
+    A "window of W keys", the query's own and the W - 1 before it, is window(W - 1, 0).
+    """
+    for name, side in (("left", left), ("right", right)):
+        if side is not None:
+            _check_count(side, f"window({name})", 0, "an int >= 0, or None for unbounded")
+    return Window(left, right)
+
+
+def prefix(n: int) -> Mask:
+    """Key position < n, and nothing else (M8). prefix-LM is `mask=causal() | prefix(n)` with causal=False."""
+    return Prefix(_check_count(n, "prefix(n)", 0))
+
+
+def chunks(size: int) -> Mask:
+    """Pairs whose positions have one floor(position / size) (M7)."""
+    return Chunks(_check_count(size, "chunks(size)", 1))
+
+
+def lengths(n: Any) -> Mask:
+    """Keys with index below n, a count or one count per batch entry; query rows are not masked (M10)."""
+    number = as_int(n)
+    if number is not None:
+        return Lengths(_check_count(number, "lengths(n)", 0))
+    counts = _check_array(n, "lengths(n)", is_integer, "an int >= 0, or one per batch entry", 0)
+    if is_host(counts) and bool((counts < 0).any()):
+        raise MaskArgumentError("lengths(n)", "counts >= 0", counts.tolist())
+    return Lengths(counts)
+
+
+def padding(keep: Any) -> Mask:
+    """Keys, by index, where keep (batch..., Lk) is True (M11). Positions do not move (M16)."""
+    return Padding(_check_array(keep, "padding(keep)", is_bool, "a boolean array (batch..., Lk), True = keep", 1))
+
+
+def documents(q_ids: Any, k_ids: Any = None) -> Mask:
+    """Pairs of row and key index with equal ids; q_ids (batch..., Lq), k_ids (batch..., Lk), None = q_ids (M9)."""
+    q_ids = _check_array(q_ids, "documents(q_ids)", is_integer, "an integer array (batch..., Lq)", 1)
+    if k_ids is not None:
+        k_ids = _check_array(k_ids, "documents(k_ids)", is_integer, "an integer array (batch..., Lk)", 1)
+    return Documents(q_ids, k_ids)
+
+
+def dense(array: Any) -> Mask:
+    """Pairs where the array, broadcast right-aligned to (..., H, Lq, Lk), is True (M12, M15)."""
+    return Dense(_check_array(array, "dense(array)", is_bool, "a boolean array, True = visible", 0))
+
+
+def blocks(array: Any, size: int | tuple[int, int]) -> Mask:
+    """Pairs in a block where the array (..., H, ceil(Lq / size), ceil(Lk / size)) is True (M12).
+
+    size is the edge of a block, or a pair (rows, keys).
+    """
+    edges = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
+    checked = (_check_count(edges[0], "blocks(size)", 1), _check_count(edges[1], "blocks(size)", 1))
+    array = _check_array(array, "blocks(array)", is_bool, "a boolean array, True = visible", 2)
+    return Dense(array, checked, "blocks(array)")
+
+
+def as_mask(mask: Any, argument: str) -> Mask:
+    """A Mask as it is, a boolean array as dense. Raises MaskKindError (M1) for anything else."""
+    if isinstance(mask, Mask):
+        return mask
+    if not hasattr(mask, "dtype") or not is_bool(mask.dtype):
+        advice = "; a floating array of summands is passed as bias=" if hasattr(mask, "dtype") else ""
+        raise MaskKindError(argument, f"a Mask or a boolean array, True = visible{advice}", describe(mask))
+    return Dense(mask, argument=argument)
+
+
+def _check_count(n: Any, argument: str, least: int, expected: str | None = None) -> int:
+    number = as_int(n)
+    if number is None or number < least:
+        raise MaskArgumentError(argument, expected or f"an int >= {least}", describe(n))
+    return number
+
+
+def _check_array(x: Any, argument: str, kind: Any, expected: str, rank: int) -> Array:
+    array = from_list(x)
+    if hasattr(array, "dtype") and is_host(array) and array.size == 0:
+        array = array.astype("bool" if kind is is_bool else "int64")  # an empty list has no dtype of its own
+    if not hasattr(array, "dtype") or not kind(array.dtype):
+        error = MaskKindError if kind is is_bool else MaskArgumentError
+        raise error(argument, expected, describe(x))
+    if array.ndim < rank:
+        raise MaskArgumentError(argument, expected, describe(x))
+    return array
+
+
+def _interval(least: int, greatest: int, low: int, high: int) -> str:
+    if greatest < low or least > high:
+        return NONE
+    return ALL if low <= least and greatest <= high else MIXED
+
+
+def _values(tile: Array) -> str:
+    return MIXED if not tile.size else ALL if tile.all() else MIXED if tile.any() else NONE
+
+
+def _numpy_array() -> Array:
+    import numpy
+
+    return numpy.zeros(0)
+
+
+def _free_frame(library: Library, device: Any, q_start: Any, k_start: Any, **where: Any) -> Frame:
+    frame = Frame(library, None if library.host or library.name == "dask" else device, **where)
+    for name, start in (("q_start", q_start), ("k_start", k_start)):
+        value = check_start(start, name, None)
+        setattr(frame, name, value if isinstance(value, int) else frame.per_entry(value, name))
+    return frame
+
+
+def _over_pairs(visible: Array, frame: Frame) -> Array:
+    """Broadcast over the frame's pairs, for masks that read rows or keys alone."""
+    pairs = broadcast_shapes((tuple(frame.rows.shape), tuple(frame.keys.shape)), "rows and keys")
+    lead = tuple(visible.shape[: max(visible.ndim - len(pairs), 0)])
+    return frame.xp.broadcast_to(visible, (*lead, *pairs))

@@ -1,0 +1,301 @@
+"""Attention, stage by stage: the page to read first.
+
+    raw scores  ->  times scale  ->  soft cap  ->  plus bias  ->  visibility  ->  softmax  ->  weighted sum of values
+
+`attention` runs these stages in this order (S5), on whatever Array API library its arguments come from (A7), in at
+least float32 (N1), and branches on no array value, so that it can be traced (N2). The one look at values, on host
+arrays alone, skips the restoration of non-finite data where there is none, which changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .arguments import Call, check_call
+from .arrays import Array, quiet
+from .errors import PathError
+from .heads import stack_groups, unstack_groups
+from .softmax import softmax
+
+
+class Stages(NamedTuple):
+    """Every intermediate of one call, in the compute dtype; values at invisible pairs are unspecified."""
+
+    scores: Array  # (..., H, Lq, Lk)  q . k
+    scaled: Array  # (..., H, Lq, Lk)  times scale
+    capped: Array  # (..., H, Lq, Lk)  after the soft cap
+    biased: Array  # (..., H, Lq, Lk)  plus bias
+    visible: Array  # (..., H, Lq, Lk)  boolean; False where the bias is -inf
+    logits: Array  # (..., H, Lq, Lk)  -inf where invisible
+    lse: Array  # (..., H, Lq)       natural log-sum-exp of the logits and the sink
+    weights: Array  # (..., H, Lq, Lk)  softmax
+    output: Array  # (..., H, Lq, d_v)
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    mask: Any = None,
+    bias: Any = None,
+    scale: Any = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    q_start: Any = None,
+    k_start: Any = 0,
+    path: str = "dense",
+) -> Array:
+    """Scaled dot-product attention: softmax(scale * q k^T + bias, over visible keys) v (Vaswani et al., 2017).
+
+    Parameters
+    ----------
+    q, k, v
+        (..., H, Lq, d_k), (..., Hkv, Lk, d_k) and (..., Hkv, Lk, d_v) of one library, device and dtype: bfloat16,
+        float16, float32, float64, or float8 as storage (A1, A2, A4, A7). Rank 2 is one head. H is a multiple of Hkv
+        (G1); the axes before the heads broadcast (A3).
+    causal
+        A query sees the keys at positions up to its own (M4), besides what `mask` says (M13).
+    mask
+        A Mask of `refattn.masks`, or a boolean array, True = visible, that broadcasts to (..., H, Lq, Lk) (M1, M15).
+    bias
+        A Bias of `refattn.biases`, a floating array that broadcasts to (..., H, Lq, Lk), or a sum (B4). -inf hides
+        the pair (M17).
+    scale
+        A finite real number or a 0-d array; 1/sqrt(d_k) by default (S1, S2).
+    softcap
+        c > 0 caps the scaled scores by c * tanh(x / c) (S3); None does not.
+    sinks
+        (H,) logits, one per query head, in the denominator only (P3).
+    q_start, k_start
+        Positions of the first query and key: ints, or one per batch entry (M3). q_start is needed where positions
+        are read and Lq != Lk or k_start is given (M5).
+    path
+        "dense", the specification itself; other names are those of installed fast paths (E4).
+
+    Returns
+    -------
+    (..., H, Lq, d_v) in the library, device and dtype of q (float32 for float8). A row that sees no key is 0 (P2);
+    an invisible key influences nothing, whatever it holds (M19).
+
+    Raises
+    ------
+    RefattnError
+        A subclass per broken rule, also a ValueError or TypeError, before anything is computed (E1, E2, E3).
+    """
+    return attention_with_lse(
+        q,
+        k,
+        v,
+        causal=causal,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        q_start=q_start,
+        k_start=k_start,
+        path=path,
+    )[0]
+
+
+def attention_with_lse(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    mask: Any = None,
+    bias: Any = None,
+    scale: Any = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    q_start: Any = None,
+    k_start: Any = 0,
+    path: str = "dense",
+) -> tuple[Array, Array]:
+    """`attention` and its log-sum-exp: output (..., H, Lq, d_v) and lse (..., H, Lq) in the compute dtype (P4)."""
+    check_path(path)
+    call = check_call(
+        q,
+        k,
+        v,
+        causal=causal,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        q_start=q_start,
+        k_start=k_start,
+    )
+    with quiet(call.library):
+        output, lse = run_stages(call, _forget)
+        return _finish(call, output, call.result), _finish(call, lse, None)
+
+
+def attention_stages(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    mask: Any = None,
+    bias: Any = None,
+    scale: Any = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    q_start: Any = None,
+    k_start: Any = 0,
+) -> Stages:
+    """Every intermediate of `attention`, for reading and for comparing; the output is `attention`'s, bit for bit (S5).
+
+    All stages are in the compute dtype and, `lse` and `output` apart, of shape (..., H, Lq, Lk). The output is in the
+    dtype of q.
+    """
+    call = check_call(
+        q,
+        k,
+        v,
+        causal=causal,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        q_start=q_start,
+        k_start=k_start,
+    )
+    seen: dict[str, Array] = {}
+
+    def remember(name: str, value: Array) -> Array:
+        seen[name] = value
+        return value
+
+    with quiet(call.library):
+        output, lse = run_stages(call, remember)
+        visible = seen["visible"]
+        if visible is None:
+            visible = call.library.xp.ones(call.scores_shape, dtype=call.library.xp.bool, device=call.device)
+        seen["visible"] = call.library.xp.broadcast_to(visible, call.scores_shape)
+        stages = {name: _finish(call, seen[name], None) for name in Stages._fields if name in seen}
+        return Stages(**stages, lse=_finish(call, lse, None), output=_finish(call, output, call.result))
+
+
+def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Array]:
+    """The pipeline of chapters S, M and P on a checked call: output and lse. `stage` is shown each intermediate."""
+    xp = call.library.xp
+    visible, summands = visibility(call)
+    stage("visible", visible)  # (..., H, Lq, Lk) after broadcasting, or None: all are
+
+    k, key_broken = zero_filled(call, call.k)
+    v, value_broken = zero_filled(call, call.v)
+
+    x = stage("scores", raw_scores(call, k, key_broken))  # (..., H, Lq, Lk)
+    x = stage("scaled", x * call.scale)  # S1, S2
+    if call.softcap is not None:
+        x = xp.tanh(x / call.softcap) * call.softcap  # S3: after the scale, before bias and mask
+    x = stage("capped", x)
+    for summand in summands:
+        x = x + summand  # B4
+    x = stage("biased", x)
+    if visible is not None:
+        x = xp.where(visible, x, -float("inf"))  # M2: selected before softmax, never multiplied
+    x = stage("logits", x)
+
+    if call.scores_shape[-1]:
+        weights, lse = softmax(xp, x, visible, call.sinks)  # (..., H, Lq, Lk), (..., H, Lq)
+    else:
+        weights, lse = x, without_keys(call)
+    del x
+    stage("weights", weights)
+    output = weighted_sum(call, weights, v)  # (..., H, Lq, d_v)
+    return (output if value_broken is None else restored(call, output, visible, value_broken)), lse
+
+
+def visibility(call: Call) -> tuple[Array | None, list[Array]]:
+    """Which pairs are visible (None: all), and what the bias adds to them; -inf is taken out of the sum (M17)."""
+    if call.mask is None and call.bias is None:
+        return None, []
+    xp, frame = call.library.xp, call.frame()
+    visible = None if call.mask is None else call.mask.evaluate(frame)
+    summands = []
+    for term in () if call.bias is None else call.bias.terms():
+        summand = term.evaluate(frame, call.compute)
+        hidden = summand == -float("inf")
+        visible = ~hidden if visible is None else visible & ~hidden
+        summands.append(xp.where(hidden, 0.0, summand))
+    return visible, summands
+
+
+def zero_filled(call: Call, x: Array) -> tuple[Array, Array | None]:
+    """x with 0 for NaN and infinities, and x again if it may hold any, for the restoration (M19, M20).
+
+    Selecting after the products would not do: 0 * NaN is NaN, forwards and in derivatives.
+    """
+    xp = call.library.xp
+    finite = xp.isfinite(x)
+    if call.library.host and finite.all():
+        return x, None
+    return xp.where(finite, x, 0.0), x
+
+
+def raw_scores(call: Call, k: Array, key_broken: Array | None) -> Array:
+    """q . k for every pair, NaN where the key has a non-finite component (M20)."""
+    xp = call.library.xp
+    if not call.q.shape[-1]:
+        scores = xp.zeros(call.scores_shape, dtype=call.compute, device=call.device)  # A6
+    else:
+        q = stack_groups(xp, call.q, call.group)  # (..., Hkv, G * Lq, d_k)  G1, G2
+        scores = unstack_groups(xp, xp.matmul(q, xp.matrix_transpose(k)), call.group)
+    if key_broken is None:
+        return scores
+    broken = ~xp.all(xp.isfinite(key_broken), axis=-1)[..., None, :]  # (..., Hkv, 1, Lk)
+    grouped = xp.where(broken, float("nan"), stack_groups(xp, scores, call.group))
+    return unstack_groups(xp, grouped, call.group)
+
+
+def weighted_sum(call: Call, weights: Array, v: Array) -> Array:
+    """Each row's weighted sum of values, (..., H, Lq, d_v)."""
+    xp = call.library.xp
+    return unstack_groups(xp, xp.matmul(stack_groups(xp, weights, call.group), v), call.group)
+
+
+def restored(call: Call, output: Array, visible: Array | None, v: Array) -> Array:
+    """The output with NaN, +inf or -inf where a visible value element is that; NaN where both infinities meet (M20)."""
+    xp = call.library.xp
+    up = xp.isnan(v) | (v == float("inf"))  # NaN counts as both infinities
+    down = xp.isnan(v) | (v == -float("inf"))
+    marks = xp.astype(xp.concat((up, down), axis=-1), call.compute)  # (..., Hkv, Lk, 2 d_v)
+    if visible is None:
+        visible = xp.ones((1, 1), dtype=xp.bool, device=call.device)
+    seen = xp.astype(xp.broadcast_to(visible, call.scores_shape), call.compute)
+    met = weighted_sum(call, seen, marks) > 0.0  # (..., H, Lq, 2 d_v)
+    output = xp.where(met[..., : v.shape[-1]], output + float("inf"), output)
+    return xp.where(met[..., v.shape[-1] :], output - float("inf"), output)
+
+
+def without_keys(call: Call) -> Array:
+    """The log-sum-exp of rows over no keys at all: the sink, or -inf (P2)."""
+    xp, shape = call.library.xp, call.scores_shape[:-1]
+    none = xp.full(shape, -float("inf"), dtype=call.compute, device=call.device)
+    return none if call.sinks is None else xp.maximum(none, call.sinks[..., 0])
+
+
+def check_path(path: str) -> None:
+    """Raises PathError unless path names an installed way of computing (E4)."""
+    if path != "dense":
+        raise PathError("path", "one of 'dense'", repr(path))
+
+
+def _forget(_: str, value: Array) -> Array:
+    return value
+
+
+def _finish(call: Call, x: Array, dtype: Any) -> Array:
+    """One rounding to the result's dtype (N1); rank 2 loses the head axis again (A2)."""
+    if call.one_head:
+        x = x[0, ...]
+    return x if dtype is None else call.library.xp.astype(x, dtype, copy=False)

@@ -1,0 +1,130 @@
+"""The array libraries that refattn can run on here, found through the entry points `refattn.backends`.
+
+A plugin that cannot be loaded is listed with its fault and its distribution; it never hides the others.
+"""
+
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from refattn.backend import CAPABILITIES, DTYPES, Array, Backend
+from refattn.errors import BackendError
+
+GROUP = "refattn.backends"
+NAMES = (
+    *("name", "library", "distributions", "dtypes", "capabilities"),
+    *("installed", "version", "devices", "array", "host"),
+)
+
+
+@dataclass(frozen=True)
+class BackendRecord:
+    """One line of `refattn backends`.
+
+    version and devices are the library's; distribution is where the plugin came from. status is one of
+    "verified"            the three-token example ran on every device listed, with the published result
+    "not verified here"   the library is installed, but no device here could run it
+    "not installed"       the plugin is there, its library is not
+    "broken: ..."         the plugin or its library failed, and how
+    """
+
+    name: str
+    distribution: str
+    version: str | None
+    devices: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    status: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, for JSON."""
+        return asdict(self)
+
+
+def names() -> tuple[str, ...]:
+    """The names of all published plugins, working or not, in alphabetical order."""
+    return tuple(sorted({entry.name for entry in _published()}))
+
+
+def get(name: str) -> Backend:
+    """The plugin of that name.
+
+    Raises BackendError, listing the names, if there is none, and naming its distribution if it is broken.
+    The array library need not be installed: ask the plugin's `installed()`.
+    """
+    for entry in _published():
+        if entry.name == name:
+            return _load(entry)
+    choices = ", ".join(names()) or "none, because refattn was not installed but merely found on the path"
+    raise BackendError("backend", f"a published plugin ({choices})", repr(name))
+
+
+def backends() -> tuple[BackendRecord, ...]:
+    """Every published plugin, in alphabetical order, tried on its devices; imports their libraries."""
+    taken: dict[str, str] = {}
+    records = []
+    for entry in _published():
+        if entry.name in taken:
+            records.append(_broken(entry, f"the name is already taken by {taken[entry.name]}"))
+            continue
+        taken[entry.name] = _distribution(entry)
+        records.append(_record(entry))
+    return tuple(sorted(records, key=lambda record: record.name))
+
+
+def _published() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "an unknown distribution"
+
+
+def _load(entry: EntryPoint) -> Backend:
+    where = f"backend {entry.name!r} of {_distribution(entry)}"
+    try:
+        plugin = entry.load()
+    except Exception as fault:  # what a foreign module raises is its fault alone
+        raise BackendError(where, f"to load {entry.value}", f"{type(fault).__name__}: {fault}") from fault
+    if lacking := [name for name in NAMES if not hasattr(plugin, name)]:
+        raise BackendError(where, "what refattn.backend.Backend lists", f"an object without {', '.join(lacking)}")
+    if plugin.name != entry.name:
+        raise BackendError(where, "the name of its entry point", f"name = {plugin.name!r}")
+    if unknown := sorted(set(plugin.capabilities) - set(CAPABILITIES)):
+        raise BackendError(where, f"capabilities out of {', '.join(CAPABILITIES)}", ", ".join(unknown))
+    if set(plugin.dtypes) != set(plugin.capabilities) & set(DTYPES):
+        raise BackendError(where, "dtypes to be the dtypes among its capabilities", plugin.dtypes)
+    return plugin  # type: ignore[no-any-return]  # checked above, name by name
+
+
+def _broken(entry: EntryPoint, fault: str) -> BackendRecord:
+    return BackendRecord(entry.name, _distribution(entry), None, (), (), f"broken: {fault}")
+
+
+def _record(entry: EntryPoint) -> BackendRecord:
+    version: str | None = None
+    devices: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    try:
+        plugin = _load(entry)
+        capabilities = tuple(sorted(plugin.capabilities))
+        if not plugin.installed():
+            status = "not installed"
+        else:
+            version, devices = plugin.version(), tuple(plugin.devices())
+            for device in devices:
+                _try(plugin, device)
+            status = "verified" if devices else "not verified here"
+    except Exception as fault:  # noqa: BLE001  # a plugin's fault is one line of the list, not its end
+        status = f"broken: {fault if isinstance(fault, BackendError) else f'{type(fault).__name__}: {fault}'}"
+    return BackendRecord(entry.name, _distribution(entry), version, devices, capabilities, status)
+
+
+def _try(plugin: Backend, device: str) -> None:
+    """Runs the three-token example on one device. Raises BackendError if the result is not the known one."""
+    from refattn import attention, three_tokens
+
+    q, k, v = (plugin.array(x, "float32", device) for x in three_tokens.inputs())
+    output: Array = plugin.host(attention(q, k, v))
+    if not three_tokens.agrees(output):
+        expected = f"the three-token output {[list(row) for row in three_tokens.OUTPUT]}"
+        raise BackendError(f"backend {plugin.name!r} on {device}", expected, output.tolist())

@@ -1,0 +1,57 @@
+"""`--library NAME` chooses the array library; tests that take the `library` fixture run on that one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from libraries import DTYPES, LIBRARIES, Library
+
+# JAX compiles each new shape and Dask schedules each call: fewer examples than the eager libraries get.
+EXAMPLES = {"numpy": 300, "torch": 150, "strict": 100, "cupy": 100, "jax": 40, "dask": 25}
+
+# What `--hypothesis-profile sweep` runs: fresh cases, ten times as many.
+settings.register_profile("sweep", deadline=None, max_examples=10 * EXAMPLES["numpy"], database=None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--library", choices=sorted(LIBRARIES), default="numpy", help="array library under test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "library(*names): the test belongs to these array libraries alone")
+    examples = EXAMPLES[config.getoption("--library")]
+    settings.register_profile(
+        "refattn", deadline=None, derandomize=True, max_examples=examples, database=None
+    )
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("refattn")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A `storage_dtype` argument takes every float dtype of the library that is narrower than float64."""
+    if "storage_dtype" in metafunc.fixturenames:
+        names = DTYPES[metafunc.config.getoption("--library")]
+        metafunc.parametrize("storage_dtype", [name for name in names if name != "float64"])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what is about the chosen library; tests here that are about none run for NumPy alone."""
+    chosen = config.getoption("--library")
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in items:
+        names = [name for mark in item.iter_markers("library") for name in mark.args]
+        about_it = "library" in getattr(item, "fixturenames", ()) or item.path.parent != Path(__file__).parent
+        anywhere = not names and (about_it or chosen == "numpy")
+        (kept if chosen in names or anywhere else dropped).append(item)
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
+
+
+@pytest.fixture(scope="session")
+def library(request: pytest.FixtureRequest) -> Library:
+    """The array library that this run is about."""
+    return LIBRARIES[request.config.getoption("--library")]()

@@ -1,0 +1,116 @@
+"""What a person gets who installs refattn: the files, the entry points, and an import that costs little."""
+
+import ast
+import statistics
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+
+import refattn
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+ROOTS = {"refattn": CHECKOUT / "refattn", "refattn_backends": CHECKOUT / "backends" / "refattn_backends"}
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LIBRARIES = ("array_api_strict", "cupy", "dask", "jax", "ml_dtypes", "numpy", "torch", "transformers")
+HEAVY = (*LIBRARIES, "hypothesis", "rich")
+
+
+def python(code: str) -> str:
+    """Run code in a fresh interpreter like this one, and return what it prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def loaded(modules: tuple[str, ...], after: str) -> str:
+    """Return those of the modules that a fresh interpreter has loaded after some statements."""
+    return python(f"{after}\nimport sys\nprint(*(name for name in {modules} if name in sys.modules))")
+
+
+@pytest.fixture
+def installed() -> Distribution:
+    """The installed distribution. The nox sessions keep the checkout off the path, and so always have it."""
+    if not sys.flags.safe_path:
+        pytest.skip("the checkout may be on the path; with PYTHONSAFEPATH=1 the installed package is tested")
+    return distribution("refattn")
+
+
+def test_the_installed_package_is_tested(installed: Distribution) -> None:
+    """What the tests import lies in site-packages, not in the working directory."""
+    import refattn_backends
+
+    for package in (refattn, refattn_backends):
+        assert package.__file__ is not None
+        assert "site-packages" in Path(package.__file__).parts
+        assert Path(package.__file__) == installed.locate_file(f"{package.__name__}/__init__.py")
+
+
+def test_the_wheel_holds_every_file(installed: Distribution) -> None:
+    """The wheel holds both packages, data files and type markers included, and nothing else."""
+    recorded = {path.as_posix() for path in installed.files or () if "__pycache__" not in path.parts}
+    packaged = {path for path in recorded if path.split("/")[0] in ROOTS}
+    shipped = {
+        f"{name}/{path.relative_to(root).as_posix()}"
+        for name, root in ROOTS.items()
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert packaged == shipped
+    assert {"refattn/py.typed", "refattn_backends/py.typed"} <= packaged
+    scripts_and_metadata = {path.split("/")[0] for path in recorded - packaged}
+    assert scripts_and_metadata == {"..", f"refattn-{PROJECT['version']}.dist-info"}
+
+
+def test_entry_points(installed: Distribution) -> None:
+    """Console script, pytest plugin and backends are those that pyproject declares, and all of them load."""
+    declared = {(group, *item) for group, table in PROJECT["entry-points"].items() for item in table.items()}
+    declared |= {("console_scripts", *item) for item in PROJECT["scripts"].items()}
+    assert {(entry.group, entry.name, entry.value) for entry in installed.entry_points} == declared
+    for entry in installed.entry_points:
+        assert entry.load() is not None
+
+
+def test_the_console_script_runs(installed: Distribution) -> None:
+    """The command `refattn` stands beside the interpreter and says its version."""
+    command = Path(sys.executable).with_name("refattn")
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["refattn", installed.version]
+
+
+def test_versions_agree(installed: Distribution) -> None:
+    """pyproject, the metadata, the package and the changelog's newest heading name one version."""
+    lines = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    newest = next(line for line in lines if line.startswith("## "))
+    assert newest.startswith(f"## [{PROJECT['version']}]")
+    assert installed.version == refattn.__version__ == PROJECT["version"]
+
+
+@pytest.mark.parametrize("module", ["refattn", "refattn.cli", "refattn.conformance.plugin"])
+def test_importing_loads_nothing_heavy(module: str) -> None:
+    """The package, the command line and the pytest plugin load no array library, nor Rich or Hypothesis."""
+    assert loaded(HEAVY, after=f"import {module}") == ""
+
+
+def test_backends_load_without_their_libraries(installed: Distribution) -> None:
+    """Loading every backend imports no array library: that waits until one is asked for."""
+    modules = [entry.module for entry in installed.entry_points if entry.group == "refattn.backends"]
+    assert loaded(LIBRARIES, after=f"import {', '.join(modules)}") == ""
+
+
+def test_import_time() -> None:
+    """`import refattn` costs less than 0.15 s."""
+    timed = "import time; start = time.perf_counter(); import refattn; print(time.perf_counter() - start)"
+    assert statistics.median(float(python(timed)) for _ in range(5)) < 0.15
+
+
+@pytest.mark.parametrize("path", sorted((CHECKOUT / "tests").rglob("test_*.py")), ids=lambda path: path.stem)
+def test_every_test_says_what_must_hold(path: Path) -> None:
+    """Every test function has a docstring."""
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    tests = [function for function in functions if function.name.startswith("test_")]
+    assert tests
+    assert [test.name for test in tests if not ast.get_docstring(test)] == []
