@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from . import biases, errors, masks
+from . import biases, cost, errors, masks
 from .cache import KVCache, attend
 from .clauses import CHAPTERS, CLAUSES, Clause, clause
 from .heads import kv_head_of, merge_heads, pool_kv_heads, split_heads
 from .layer import AttentionWeights, LayerResult, multi_head_attention
 from .pipeline import Stages, attention, attention_stages, attention_with_lse
+from .registry import backends
 from .rotary import Rotary, rope
 
 __version__ = "0.1.0"
@@ -25,8 +26,10 @@ __all__ = [
     "attention",
     "attention_stages",
     "attention_with_lse",
+    "backends",
     "biases",
     "clause",
+    "cost",
     "errors",
     "kv_head_of",
     "masks",

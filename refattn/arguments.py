@@ -1,7 +1,7 @@
 """The one place where the arguments of attention are checked and aligned; every path and wrapper goes through it.
 
-Nothing is computed here but small per-call facts, and nothing is changed (E3). Shape and dtype checks always run; values
-are looked at only where they are Python numbers, lists or host NumPy arrays (N3).
+Nothing is computed here but small per-call facts, and nothing is changed (E3). Shape and dtype checks always run;
+values are looked at only where they are Python numbers, lists or host NumPy arrays (N3).
 """
 
 from __future__ import annotations
@@ -102,8 +102,10 @@ def check_call(
     q_start, k_start = _check_starts(q_start, k_start, mask, bias, scores_shape)
 
     xp, result = library.xp, library.xp.float32 if is_float8(q.dtype) else q.dtype  # A4
-    more = () if bias is None else tuple(array.dtype for array in bias.arrays())
-    compute = compute_dtype(xp, q.dtype, *more, *(() if sinks is None else (sinks.dtype,)))  # A5
+    more = [] if sinks is None else [sinks]
+    for term in () if bias is None else bias.terms():
+        more.extend(term.arrays().values())
+    compute = compute_dtype(xp, q.dtype, *(x.dtype for x in more))  # A5
     q, k, v = (xp.astype(x, compute, copy=False) for x in (q, k, v))
     if one_head:
         q, k, v = (x[None, :, :] for x in (q, k, v))
@@ -211,9 +213,10 @@ def _check_sinks(sinks: Any, scores_shape: Shape, library: Library, device: Any)
 
 def _check_bias(bias: Any, scores_shape: Shape, library: Library, device: Any) -> Bias:
     checked = as_bias(bias)
-    for array in checked.arrays():
-        same_library(library, array, "bias")
-        same_device(library, device, array, "bias")
+    for term in checked.terms():
+        for argument, array in term.arrays().items():
+            same_library(library, array, argument)
+            same_device(library, device, array, argument)
     checked.check(scores_shape)
     return checked
 
@@ -223,16 +226,15 @@ def _check_mask(mask: Any, is_causal: Any, scores_shape: Shape, library: Library
         raise CausalError("causal", "True or False", describe(is_causal))
     if mask is None:
         return causal() if is_causal else None
-    if not isinstance(mask, Mask):
-        if hasattr(mask, "dtype"):
-            same_library(library, mask, "mask")
-            same_device(library, device, mask, "mask")
+    if not isinstance(mask, Mask) and hasattr(mask, "dtype"):
+        same_library(library, mask, "mask")
+        same_device(library, device, mask, "mask")
     checked = as_mask(mask, "mask")
     for part in checked.parts():
-        for array in part.arrays():
+        for argument, array in part.arrays().items():
             if not is_host(array):
-                same_library(library, array, "mask")
-                same_device(library, device, array, "mask")
+                same_library(library, array, argument)
+                same_device(library, device, array, argument)
         if isinstance(part, Dense) and part.size == (1, 1):
             check_pair_shape(part.array, part.argument, scores_shape)  # M15
     return checked & causal() if is_causal else checked  # M13

@@ -9,15 +9,15 @@ Nothing here imports an array library. A plugin module imports its own when it i
 import importlib
 import importlib.metadata
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from refattn.dtypes import COMPUTED
 from refattn.errors import BackendError
 
 Array = Any
-
-DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 # The one capability table: test marks, skip reasons, `refattn backends` and the docs all read it.
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
@@ -52,7 +52,7 @@ class Backend(Protocol):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The names out of `DTYPES` that arrays can have on this machine."""
+        """The names out of `COMPUTED` that arrays can have on this machine."""
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -78,7 +78,7 @@ class Backend(Protocol):
         """The same values as a NumPy array; bfloat16 and float8 come back as float32, without loss."""
 
 
-class Plugin:
+class Plugin(ABC):
     """The parts of `Backend` that are alike for every library: finding it, loading it, refusing arguments.
 
     A plugin derived from it names the library and writes `_array` and `_host`, and `_devices` if there is
@@ -89,12 +89,12 @@ class Plugin:
     library: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
     features: ClassVar[frozenset[str]]
-    float_dtypes: ClassVar[tuple[str, ...]] = DTYPES
+    float_dtypes: ClassVar[tuple[str, ...]] = COMPUTED
     bfloat16_needs: ClassVar[str | None] = None
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The names out of `DTYPES` that arrays can have on this machine."""
+        """The names out of `COMPUTED` that arrays can have on this machine."""
         if self.bfloat16_needs is None or has_module(self.bfloat16_needs):
             return self.float_dtypes
         return tuple(name for name in self.float_dtypes if name != "bfloat16")
@@ -132,7 +132,7 @@ class Plugin:
         """A copy of a NumPy array, of any shape, as an array of the library; see `Backend.array`."""
         library = self.load()
         wanted = host.dtype.name if dtype is None else dtype
-        if wanted not in self.dtypes and (wanted in DTYPES or dtype is not None):
+        if wanted not in self.dtypes and (wanted in COMPUTED or dtype is not None):
             lacking = wanted in self.float_dtypes and self.bfloat16_needs
             got = f"{wanted!r}, which needs {self.bfloat16_needs}" if lacking else repr(wanted)
             raise BackendError(f"dtype of backend {self.name!r}", f"one of {', '.join(self.dtypes)}", got)
@@ -147,14 +147,16 @@ class Plugin:
         """The same values as a NumPy array; see `Backend.host`."""
         return widened(self._host(self.load(), x))
 
-    def _devices(self, library: Any) -> Mapping[str, Any]:  # most libraries must be asked
+    def _devices(self, library: Any) -> Mapping[str, Any]:  # for libraries that run on the CPU alone
         return {"cpu": None}
 
+    @abstractmethod
     def _array(self, library: Any, host: Array, dtype: str | None, device: Any) -> Array:
-        raise NotImplementedError
+        """A copy of host as an array of the library, in a dtype that it has; device is a value of `_devices`."""
 
+    @abstractmethod
     def _host(self, library: Any, x: Array) -> Array:
-        raise NotImplementedError
+        """x as a NumPy array, which may still hold ml_dtypes' small floats."""
 
 
 def has_module(name: str) -> bool:

@@ -21,9 +21,9 @@ class Bias:
         """The summands, in order."""
         return (self,)
 
-    def arrays(self) -> tuple[Array, ...]:
-        """The arrays it holds, whose dtypes take part in the compute dtype (A5)."""
-        return ()
+    def arrays(self) -> dict[str, Array]:
+        """The arrays it holds, whose dtypes take part in the compute dtype (A5), by the argument they came in."""
+        return {}
 
     def check(self, scores_shape: Shape) -> None:
         """Raises an error of clause B if the bias does not fit scores of shape (..., H, Lq, Lk)."""
@@ -72,8 +72,8 @@ class Relative(Bias):
     def __repr__(self) -> str:
         return f"relative({describe(self.table)})"
 
-    def arrays(self) -> tuple[Array, ...]:
-        return (self.table,)
+    def arrays(self) -> dict[str, Array]:
+        return {"relative(table)": self.table}
 
     def check(self, scores_shape: Shape) -> None:
         _check_head_count(self.table.shape[0], "relative(table)", scores_shape)
@@ -98,8 +98,8 @@ class Plain(Bias):
     def __repr__(self) -> str:
         return describe(self.array)
 
-    def arrays(self) -> tuple[Array, ...]:
-        return (self.array,)
+    def arrays(self) -> dict[str, Array]:
+        return {"bias": self.array}
 
     def check(self, scores_shape: Shape) -> None:
         check_pair_shape(self.array, "bias", scores_shape)
@@ -120,9 +120,6 @@ class Sum(Bias):
 
     def terms(self) -> tuple[Bias, ...]:
         return self._terms
-
-    def arrays(self) -> tuple[Array, ...]:
-        return tuple(array for term in self._terms for array in term.arrays())
 
     def check(self, scores_shape: Shape) -> None:
         for term in self._terms:

@@ -386,7 +386,7 @@ CLAUSES: tuple[Clause, ...] = (
         "L6",
         "MUST",
         "One head",
-        "With heads = 1, its own d_k and d_v and no W_O the layer is single-head attention over (batch, tokens, width).",
+        "With heads = 1, its own d_k and d_v and no W_O the layer is one-head attention over [batch, tokens, width].",
     ),
     Clause(
         "K1",
@@ -506,7 +506,12 @@ CLAUSES: tuple[Clause, ...] = (
         "Checks come first",
         "Nothing is computed, and no argument or cache is changed, before all arguments have been checked.",
     ),
-    Clause("E4", "MUST", "Paths", "path names an installed way of computing; anything else is an error listing them."),
+    Clause(
+        "E4",
+        "MUST",
+        "Names",
+        "Paths, backends and targets have names; a name that is not installed is an error listing them.",
+    ),
 )
 
 _BY_LABEL = {clause.label: clause for clause in CLAUSES}

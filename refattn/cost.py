@@ -64,7 +64,7 @@ class AttentionCost:
 
 @dataclass(frozen=True)
 class Alternative:
-    """One way of mixing n tokens of width d (C4).
+    """One way of mixing n tokens of width d (C4): its name, its parameter if it has one, and what it costs.
 
     work   multiply-adds that mix tokens in one layer; projections of single tokens, linear in n, are left out
     path   steps that information takes between the first and the last token: layers, or state updates;
@@ -74,6 +74,7 @@ class Alternative:
     """
 
     method: str
+    parameter: str
     work_formula: str
     work: int
     path_formula: str
@@ -185,6 +186,7 @@ def alternatives(length: int, width: int, *, kernel: int = 16, window: int = 256
     return (
         Alternative(
             method="full attention",
+            parameter="",
             work_formula="2 n^2 d",
             work=2 * n * n * d,
             path_formula="1",
@@ -196,6 +198,7 @@ def alternatives(length: int, width: int, *, kernel: int = 16, window: int = 256
         ),
         Alternative(
             method="recurrent",
+            parameter="",
             work_formula="n d^2",
             work=n * d * d,
             path_formula="n - 1",
@@ -206,10 +209,11 @@ def alternatives(length: int, width: int, *, kernel: int = 16, window: int = 256
             state=d,
         ),
         Alternative(
-            method=f"convolution, k = {k}",
+            method="convolution",
+            parameter=f"k = {k}",
             work_formula="n k d^2",
             work=n * k * d * d,
-            path_formula="ceil((n - 1) / (k - 1))",
+            path_formula="ceil((n-1)/(k-1))",
             path=_hops(n - 1, k - 1),
             steps_formula="1",
             steps=1,
@@ -217,10 +221,11 @@ def alternatives(length: int, width: int, *, kernel: int = 16, window: int = 256
             state=(k - 1) * d,
         ),
         Alternative(
-            method=f"local attention, w = {w}",
+            method="local attention",
+            parameter=f"w = {w}",
             work_formula="2 n min(w, n) d",
             work=2 * n * seen * d,
-            path_formula="ceil((n - 1) / (w - 1))",
+            path_formula="ceil((n-1)/(w-1))",
             path=_hops(n - 1, w - 1),
             steps_formula="1",
             steps=1,

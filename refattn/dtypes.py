@@ -9,14 +9,15 @@ from typing import Any
 
 COMPUTED = ("bfloat16", "float16", "float32", "float64")  # A4: the dtypes of q, k and v
 
-_NAMES: dict[Any, str] = {}
+_NAMES: dict[tuple[type, Any], str] = {}  # by class too: some libraries' dtypes warn when compared with others'
 
 
 def dtype_name(dtype: Any) -> str:
     """The plain name of a dtype object of any library: "float32", "bfloat16", "bool", ..."""
-    name = _NAMES.get(dtype)
+    key = type(dtype), dtype
+    name = _NAMES.get(key)
     if name is None:
-        name = _NAMES[dtype] = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+        name = _NAMES[key] = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     return name
 
 

@@ -88,10 +88,9 @@ def multi_head_attention(
         q, k = turn(q, at, **rope._asdict()), turn(k, k_at, **rope._asdict())
 
     options = {**options, "mask": mask}
-    newer: KVCache | None = None
+    newer = None if cache is None else cache.append(k, v)
     try:
-        if cache is not None:
-            newer = cache.append(k, v)
+        if newer is not None:
             k, v, options = cached_call(q, newer, options)
         if return_weights:
             stages = attention_stages(q, k, v, causal=causal, **options)
@@ -99,7 +98,7 @@ def multi_head_attention(
         else:
             heads_output, matrix = attention(q, k, v, causal=causal, **options), None
     except RefattnError:
-        if cache is not None and newer is not None:
+        if cache is not None:
             cache.restore()  # E3
         raise
     output = merge_heads(heads_output)  # (..., S, H * d_v)
@@ -137,8 +136,8 @@ def _check_layer(
     heads: int,
     kv_heads: int,
     context: Array | None,
-    rope: Rotary | None,
-    cache: KVCache | None,
+    rope: Any,
+    cache: Any,
 ) -> None:
     device = device_of(library, x)
     for argument, number in (("heads", heads), ("kv_heads", kv_heads)):

@@ -29,9 +29,9 @@ class Mask:
         """The masks it is made of that hold no other mask."""
         return (self,)
 
-    def arrays(self) -> tuple[Array, ...]:
-        """The arrays it holds itself."""
-        return ()
+    def arrays(self) -> dict[str, Array]:
+        """The arrays it holds itself, by the name of the argument they came in."""
+        return {}
 
     def evaluate(self, frame: Frame) -> Array:
         """Boolean array over the frame's pairs, broadcastable to (..., H, R, K)."""
@@ -180,8 +180,8 @@ class Lengths(Mask):
     def __repr__(self) -> str:
         return f"lengths({self.n})"
 
-    def arrays(self) -> tuple[Array, ...]:
-        return () if isinstance(self.n, int) else (self.n,)
+    def arrays(self) -> dict[str, Array]:
+        return {} if isinstance(self.n, int) else {"lengths(n)": self.n}
 
     def evaluate(self, frame: Frame) -> Array:
         number = as_int(self.n)
@@ -206,8 +206,8 @@ class Padding(Mask):
     def __repr__(self) -> str:
         return f"padding({describe(self.keep)})"
 
-    def arrays(self) -> tuple[Array, ...]:
-        return (self.keep,)
+    def arrays(self) -> dict[str, Array]:
+        return {"padding(keep)": self.keep}
 
     def evaluate(self, frame: Frame) -> Array:
         return frame.per_key(self.keep, "padding(keep)")
@@ -225,8 +225,9 @@ class Documents(Mask):
     def __repr__(self) -> str:
         return f"documents({describe(self.q_ids)}{'' if self.k_ids is None else ', ' + describe(self.k_ids)})"
 
-    def arrays(self) -> tuple[Array, ...]:
-        return (self.q_ids,) if self.k_ids is None else (self.q_ids, self.k_ids)
+    def arrays(self) -> dict[str, Array]:
+        k_ids = {} if self.k_ids is None else {"documents(k_ids)": self.k_ids}
+        return {"documents(q_ids)": self.q_ids, **k_ids}
 
     def evaluate(self, frame: Frame) -> Array:
         if self.k_ids is None and frame.sizes is not None and frame.sizes[0] != frame.sizes[1]:
@@ -256,8 +257,8 @@ class Dense(Mask):
         shape = describe(self.array)
         return f"dense({shape})" if self.size == (1, 1) else f"blocks({shape}, {self.size})"
 
-    def arrays(self) -> tuple[Array, ...]:
-        return (self.array,)
+    def arrays(self) -> dict[str, Array]:
+        return {self.argument: self.array}
 
     def evaluate(self, frame: Frame) -> Array:
         xp, array = frame.xp, frame.array(self.array, self.argument)

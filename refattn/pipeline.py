@@ -189,6 +189,7 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
     xp = call.library.xp
     visible, summands = visibility(call)
     stage("visible", visible)  # (..., H, Lq, Lk) after broadcasting, or None: all are
+    traced = visible is not None and not call.library.host  # something may differentiate this
 
     k, key_broken = zero_filled(call, call.k)
     v, value_broken = zero_filled(call, call.v)
@@ -196,6 +197,8 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
     x = stage("scores", raw_scores(call, k, key_broken))  # (..., H, Lq, Lk)
     x = stage("scaled", x * call.scale)  # S1, S2
     if call.softcap is not None:
+        if traced:
+            x = xp.where(visible, x, 0.0)  # M19: tanh has a NaN derivative where an invisible score has overflowed
         x = xp.tanh(x / call.softcap) * call.softcap  # S3: after the scale, before bias and mask
     x = stage("capped", x)
     for summand in summands:
@@ -206,7 +209,7 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
     x = stage("logits", x)
 
     if call.scores_shape[-1]:
-        weights, lse = softmax(xp, x, visible, call.sinks)  # (..., H, Lq, Lk), (..., H, Lq)
+        weights, lse = softmax(xp, x, visible, call.sinks, traced)  # (..., H, Lq, Lk), (..., H, Lq)
     else:
         weights, lse = x, without_keys(call)
     del x
@@ -250,6 +253,8 @@ def raw_scores(call: Call, k: Array, key_broken: Array | None) -> Array:
     else:
         q = stack_groups(xp, call.q, call.group)  # (..., Hkv, G * Lq, d_k)  G1, G2
         scores = unstack_groups(xp, xp.matmul(q, xp.matrix_transpose(k)), call.group)
+        if tuple(scores.shape) != call.scores_shape:
+            scores = xp.broadcast_to(scores, call.scores_shape)  # A3: v may bring batch axes of its own
     if key_broken is None:
         return scores
     broken = ~xp.all(xp.isfinite(key_broken), axis=-1)[..., None, :]  # (..., Hkv, 1, Lk)

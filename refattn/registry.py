@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from refattn.backend import CAPABILITIES, DTYPES, Array, Backend
+from refattn.backend import CAPABILITIES, Array, Backend
+from refattn.dtypes import COMPUTED
 from refattn.errors import BackendError
 
 GROUP = "refattn.backends"
@@ -91,7 +92,7 @@ def _load(entry: EntryPoint) -> Backend:
         raise BackendError(where, "the name of its entry point", f"name = {plugin.name!r}")
     if unknown := sorted(set(plugin.capabilities) - set(CAPABILITIES)):
         raise BackendError(where, f"capabilities out of {', '.join(CAPABILITIES)}", ", ".join(unknown))
-    if set(plugin.dtypes) != set(plugin.capabilities) & set(DTYPES):
+    if set(plugin.dtypes) != set(plugin.capabilities) & set(COMPUTED):
         raise BackendError(where, "dtypes to be the dtypes among its capabilities", plugin.dtypes)
     return plugin  # type: ignore[no-any-return]  # checked above, name by name
 

@@ -7,11 +7,12 @@ from typing import Any
 from .arrays import Array
 
 
-def softmax(xp: Any, logits: Array, visible: Array | None, sinks: Array | None) -> tuple[Array, Array]:
+def softmax(xp: Any, logits: Array, visible: Array | None, sinks: Array | None, traced: bool) -> tuple[Array, Array]:
     """Weights and log-sum-exp of each row.
 
     logits (..., H, Lq, Lk) with -inf at invisible pairs, Lk > 0; visible boolean, broadcastable to them, None if all
-    are; sinks (H, 1, 1) or None. Returns weights (..., H, Lq, Lk) and lse (..., H, Lq).
+    are; sinks (H, 1, 1) or None; traced says that derivatives may be taken.
+    Returns weights (..., H, Lq, Lk) and lse (..., H, Lq).
     """
     peak = xp.max(logits, axis=-1, keepdims=True)  # (..., H, Lq, 1)  P1: over keys, each row on its own
     if sinks is not None:
@@ -30,4 +31,8 @@ def softmax(xp: Any, logits: Array, visible: Array | None, sinks: Array | None) 
         return weights / total, (xp.log(total) + peak)[..., 0]
     total = xp.where(nothing, 1.0, total)
     lse = xp.where(nothing, -float("inf"), xp.log(total) + peak)  # P4
-    return weights / total, lse[..., 0]
+    weights = weights / total
+    if traced:
+        # M19: invisible weights are 0 already, and so are their derivatives once selected; NaN rows stay NaN.
+        weights = xp.where(visible | xp.isnan(total), weights, 0.0)
+    return weights, lse[..., 0]

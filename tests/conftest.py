@@ -10,7 +10,7 @@ from hypothesis import settings
 from libraries import DTYPES, LIBRARIES, Library
 
 # JAX compiles each new shape and Dask schedules each call: fewer examples than the eager libraries get.
-EXAMPLES = {"numpy": 300, "torch": 150, "strict": 100, "cupy": 100, "jax": 40, "dask": 25}
+EXAMPLES = {"numpy": 300, "torch": 150, "strict": 100, "cupy": 100, "jax": 20, "dask": 20}
 
 # What `--hypothesis-profile sweep` runs: fresh cases, ten times as many.
 settings.register_profile("sweep", deadline=None, max_examples=10 * EXAMPLES["numpy"], database=None)
@@ -23,9 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "library(*names): the test belongs to these array libraries alone")
     examples = EXAMPLES[config.getoption("--library")]
-    settings.register_profile(
-        "refattn", deadline=None, derandomize=True, max_examples=examples, database=None
-    )
+    for name, count in (("refattn", examples), ("few", examples // 10)):
+        settings.register_profile(name, deadline=None, derandomize=True, max_examples=count, database=None)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("refattn")
 

@@ -75,8 +75,10 @@ class Call:
                 library.array(mask[1].values) if mask[0] == "raw" else combined(mask, masks, give)
             )
         if (bias := self.options.get("bias")) is not None:
+            # array-api-strict's arrays refuse to add what they do not know: there they stand on the right.
+            terms = sorted(bias, key=lambda t: t[0] == "array") if library.name == "strict" else bias
             options["bias"] = summed(
-                [give(t[1]) if t[0] == "array" else combined(t, biases, give) for t in bias]
+                [give(t[1]) if t[0] == "array" else combined(t, biases, give) for t in terms]
             )
         return [library.array(x, dtype) for x in (self.q, self.k, self.v)], options
 
@@ -156,13 +158,15 @@ FEW_SIZES = (
 
 @st.composite
 def sizes(draw: st.DrawFn) -> Sizes:
+    """Small sizes, each of them zero now and then."""
+    some = st.sampled_from([1, 2, 3, 4, 5, 2, 3, 4, 0])
     rank = draw(st.integers(2, 5))
-    batch = tuple(draw(st.lists(st.integers(0, 3), min_size=max(rank - 3, 0), max_size=max(rank - 3, 0))))
-    kv_heads = 1 if rank == 2 else draw(st.sampled_from([1, 2, 3, 2, 1, 0]))
+    batch = tuple(draw(st.sampled_from([1, 2, 3, 2, 3, 2, 3, 2, 0])) for _ in range(rank - 3))
+    kv_heads = 1 if rank == 2 else draw(st.sampled_from([1, 2, 3, 2, 1, 2, 3, 2, 0]))
     heads = 1 if rank == 2 else kv_heads * draw(st.integers(1, 3))
-    q_len = draw(st.integers(0, 5))
-    k_len = q_len if draw(st.booleans()) else draw(st.integers(0, 6))
-    return Sizes(rank, batch, heads, kv_heads, q_len, k_len, draw(st.integers(0, 4)), draw(st.integers(0, 3)))
+    q_len = draw(some)
+    k_len = q_len if draw(st.booleans()) else draw(some)
+    return Sizes(rank, batch, heads, kv_heads, q_len, k_len, draw(some), draw(some))
 
 
 def shrunk(draw: st.DrawFn, shape: tuple[int, ...], drop: bool = True) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Chapter C: the figures of the cost model, counted again by other means."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,7 @@ def test_numpy_integers_are_sizes() -> None:
 def test_alternatives_have_the_known_work_and_state() -> None:
     """Attention grows with n^2, the others with n; a recurrent state does not grow at all (C4)."""
     short, long = (
-        {other.method.split(",")[0]: other for other in cost.alternatives(n, 64, kernel=4, window=32)}
-        for n in (512, 1024)
+        {other.method: other for other in cost.alternatives(n, 64, kernel=4, window=32)} for n in (512, 1024)
     )
     assert list(short) == ["full attention", "recurrent", "convolution", "local attention"]
     assert {name: long[name].work // short[name].work for name in short} == {
@@ -125,9 +125,7 @@ def test_alternatives_have_the_known_work_and_state() -> None:
 def test_path_length_is_what_spreading_takes(length: int, reach: int) -> None:
     """The path is the number of layers, or updates, until the last token has heard of the first (C4)."""
     distance = np.arange(length)[:, None] - np.arange(length)
-    path = {
-        other.method.split(",")[0]: other.path for other in cost.alternatives(length, 4, kernel=reach, window=reach)
-    }
+    path = {other.method: other.path for other in cost.alternatives(length, 4, kernel=reach, window=reach)}
     for method, seen in (
         ("full attention", length),
         ("convolution", reach),
@@ -163,12 +161,12 @@ def test_formulas_give_the_numbers_beside_them() -> None:
 
 def _value(formula: str, names: dict[str, int]) -> int:
     """A formula's value: a space between factors multiplies, ceil and min are functions."""
-    tokens = formula.replace("(", " ( ").replace(")", " ) ").replace("^", " ** ").replace(",", " , ").split()
+    tokens = re.findall(r"\w+|\S", formula)
     python = ""
     for before, token in zip(["+", *tokens], tokens):
-        factor = token.isalnum() or token == "("
-        follows_factor = (before.isalnum() and before not in ("ceil", "min")) or before == ")"
-        python += (" * " if factor and follows_factor else " ") + token
+        is_factor = token.isalnum() or token == "("
+        after_factor = (before.isalnum() and before not in ("ceil", "min")) or before == ")"
+        python += (" * " if is_factor and after_factor else " ") + token.replace("^", "**")
     return int(eval(python, {"ceil": math.ceil, "min": min, **names}))  # our own formulas
 
 

@@ -121,7 +121,7 @@ def test_float64_agrees_with_the_oracle(library: Library, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12)
+@settings(settings.get_profile("few"))
 @given(data=st.data())
 def test_every_kind_of_mask_agrees_with_the_oracle(library: Library, kind: str, data: st.DataObject) -> None:
     """Each mask kind alone, with any other options, shows the oracle's pairs."""
@@ -138,6 +138,7 @@ def test_lower_precisions_stay_within_the_derived_bound(
     check(library, call, storage_dtype, rounded_bounds(storage_dtype))
 
 
+@settings(settings.get_profile("few"))
 @given(call=calls(kind="any"), data=st.data())
 def test_masks_answer_alike_everywhere(library: Library, call: Call, data: st.DataObject) -> None:
     """A mask's array shows the oracle's pairs, and "all" or "none" of a tile is true of each of its pairs."""

@@ -274,6 +274,8 @@ def test_torch_compile_with_tensor_options(library: Library) -> None:
     assert_agrees(library, compiled(*inputs, library.array(start), library.array(count)), expected)
 
 
+# Loading inductor uses a part of torch that torch itself has deprecated.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_torch_compile_with_gradients(library: Library, backend: str) -> None:

@@ -134,7 +134,7 @@ def _print_phases(prefill: cost.AttentionCost, decode: cost.AttentionCost) -> No
     )
     print()
     print_table(
-        ("C2", "queries", "keys", "weights", "FLOPs", "bytes moved", "FLOPs per byte"),
+        ("C2", "queries", "keys", "weights", "FLOPs", "bytes moved", "FLOPs/byte"),
         [
             (
                 name,
@@ -147,7 +147,7 @@ def _print_phases(prefill: cost.AttentionCost, decode: cost.AttentionCost) -> No
             )
             for name, phase in (("prefill", prefill), ("decode", decode))
         ],
-        right=("queries", "keys", "weights", "FLOPs", "bytes moved", "FLOPs per byte"),
+        right=("queries", "keys", "weights", "FLOPs", "bytes moved", "FLOPs/byte"),
     )
 
 
@@ -158,7 +158,7 @@ def _print_caches(rows: list[dict[str, Any]], k_len: int) -> None:
         "heads makes it smaller and decoding less bound by memory, and leaves the number of pairs as it is."
     )
     print()
-    columns = ("C3", "heads", "kv heads", "elements", "bytes", "times MQA", "decode FLOPs per byte")
+    columns = ("C3", "heads", "kv heads", "elements", "bytes", "times MQA", "decode FLOPs/byte")
     print_table(
         columns,
         [
@@ -191,6 +191,6 @@ def _print_alternatives(others: tuple[cost.Alternative, ...], length: int, width
         numbers = (count(other.work), count(other.path), count(other.steps), count(other.state))
         rows += [
             (other.method, other.work_formula, other.path_formula, other.steps_formula, other.state_formula),
-            ("", *numbers),
+            (other.parameter, *numbers),
         ]
     print_table(columns, rows, right=columns[1:])

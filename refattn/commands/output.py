@@ -23,7 +23,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right:
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console = Console(markup=False, emoji=False, highlight=False, width=1000)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:

@@ -24,6 +24,10 @@ FULL = ("float32", "float64")
 LAYOUTS = ("contiguous", "permuted", "transposed", "sliced")
 
 
+class Unsupported(Exception):  # noqa: N818 - it is no error, it says what cannot be asked
+    """Raised by a target or a check that cannot express something after all; the message says what."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One call of attention: host inputs, options, and its own plain definition of what is visible.

@@ -55,7 +55,7 @@ class Draw:
         spread: float = 1.0,
     ) -> dict[str, Array]:
         """Normal q, k and v, as keyword arguments of Problem."""
-        k_len, kv_heads, d_v = k_len or q_len, kv_heads or heads, d_v or d_k
+        k_len, kv_heads, d_v = _or(k_len, q_len), _or(kv_heads, heads), _or(d_v, d_k)
         return {
             "q": self.normal(*batch, heads, q_len, d_k, spread=spread),
             "k": self.normal(*batch, kv_heads, k_len, d_k, spread=spread),
@@ -74,6 +74,12 @@ class Draw:
         data["q"][..., 0] = 2.0
         data["k"][..., 0] = self.exact(step * np.sqrt(d_k) / 2 * np.arange(k_len))
         return data
+
+
+def published(seed: int, *shapes: tuple[int, ...]) -> list[Array]:
+    """Standard normal arrays drawn in order from NumPy's default generator, as public reports give their data."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape) for shape in shapes]
 
 
 def indices(q_len: int, k_len: int) -> tuple[Array, Array]:
@@ -99,6 +105,10 @@ def attend_plainly(q: Array, k: Array, v: Array, visible: Array, scale: float | 
     scores = np.where(visible, scores, -np.inf)
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
     return np.matmul(weights / np.sum(weights, axis=-1, keepdims=True), v)
+
+
+def _or(size: int | None, other: int) -> int:
+    return other if size is None else size
 
 
 def _per_entry(start: Any) -> Array:

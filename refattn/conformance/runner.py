@@ -103,8 +103,8 @@ class Report:
 
 def run_case(case: Any, target: Any, dtype: str, seed: int) -> Record:
     """The verdict on one case in one dtype; what the target prints or warns of becomes a note."""
+    from refattn.conformance.case import Unsupported
     from refattn.conformance.judge import judge
-    from refattn.conformance.targets.base import Unsupported
 
     about = {"case": case.name, "clauses": case.clauses, "says": case.says, "dtype": dtype}
     problem, api = None, None

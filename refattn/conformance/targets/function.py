@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from refattn.conformance.case import Problem
-from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, Unsupported, library_backend
+from refattn.conformance.case import Problem, Unsupported
+from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, library_backend
 
 Array = Any
 

@@ -1,0 +1,27 @@
+"""The cases, one module per chapter of the specification."""
+
+from __future__ import annotations
+
+from refattn.conformance.case import Case
+from refattn.conformance.cases import (
+    arrays,
+    biases,
+    caches,
+    cost,
+    errors,
+    heads,
+    layer,
+    masks,
+    numbers,
+    poison,
+    scores,
+    softmax,
+    weights,
+)
+
+CHAPTERS = (arrays, scores, masks, poison, softmax, heads, biases, layer, caches, numbers, cost, weights, errors)
+
+
+def all_cases() -> tuple[Case, ...]:
+    """Every case, in reading order."""
+    return tuple(case for chapter in CHAPTERS for case in chapter.CASES.cases)

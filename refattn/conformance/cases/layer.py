@@ -1,0 +1,193 @@
+"""Chapter L: the layer, against projections and attention computed plainly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from refattn.conformance.case import Api, Chapter
+from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
+from refattn.conformance.plain import causal_pairs
+from refattn.conformance.tracked import Arithmetic, Tracked, merge, split
+from refattn.dtypes import COMPUTED
+
+CASES = Chapter("layer")
+
+Array = Any
+ALL = np.ones((1, 1), dtype=bool)
+
+
+def _parameters(api: Api, *shapes: tuple[int, int] | tuple[int] | None) -> list[Array | None]:
+    """Host parameters in the order of AttentionWeights; None stays None."""
+    return [None if shape is None else api.draw.normal(*shape, spread=shape[0] ** -0.5) for shape in shapes]
+
+
+def _weights(api: Api, parameters: list[Array | None]) -> Any:
+    from refattn import AttentionWeights
+
+    return AttentionWeights(*(None if x is None else api.array(x) for x in parameters))
+
+
+def _exact_layer(
+    api: Api, x: Array, source: Array, parameters: list[Array | None], heads: int, kv_heads: int, visible: Array = ALL
+) -> tuple[Tracked, Any]:
+    """Output with its error bound, and the golden attention inside."""
+    w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o = parameters + [None] * (8 - len(parameters))
+    at = Arithmetic(api.dtype)
+    q = split(at.linear(at.exact(x), w_q, b_q), heads)
+    k, v = (split(at.linear(at.exact(source), w, b), kv_heads) for w, b in ((w_k, b_k), (w_v, b_v)))
+    attended, golden = at.attention(q, k, v, visible)
+    output = merge(attended)
+    return (output if w_o is None else at.linear(output, w_o, b_o)), golden
+
+
+def _check(api: Api, what: str, output: Array, exact: Tracked) -> None:
+    expect(api.dtype_of(output) == api.dtype, f"{what} has dtype {api.dtype_of(output)}, expected {api.dtype}")
+    expect_within(what, api.host(output), exact.value, exact.error)
+
+
+@CASES.check("L1", area="layer", dtypes=COMPUTED)
+def projections_and_heads(api: Api) -> None:
+    """x W_Q, x W_K, x W_V, attention per head, concatenation and W_O, with biases, d_v other than d_k."""
+    from refattn import multi_head_attention
+
+    x = api.draw.normal(2, 5, 8)
+    parameters = _parameters(api, (8, 12), (8, 12), (8, 6), (6, 10), (12,), (12,), (6,), (10,))
+    for causal in (False, True):
+        layer = multi_head_attention(api.array(x), _weights(api, parameters), heads=3, causal=causal)
+        visible = causal_pairs(5, 5) if causal else ALL
+        _check(api, f"output, causal={causal}", layer.output, _exact_layer(api, x, x, parameters, 3, 3, visible)[0])
+        expect(layer.weights is None and layer.cache is None, "weights and cache are None unless asked for")
+
+
+@CASES.check("L1", "A1", area="layer")
+def shapes_of_a_small_layer(api: Api) -> None:
+    """2 x 3 tokens of width 8, d_k = 4: scores 2 x 3 x 3, output 2 x 3 x 4."""
+    from refattn import multi_head_attention
+
+    x, parameters = api.draw.normal(2, 3, 8), _parameters(api, (8, 4), (8, 4), (8, 4))
+    layer = multi_head_attention(api.array(x), _weights(api, parameters), heads=1, return_weights=True)
+    expect_equal("shape of the output", tuple(layer.output.shape), (2, 3, 4))
+    expect_equal("shape of the weights", tuple(layer.weights.shape), (2, 1, 3, 3))
+    sums = np.sum(api.host(layer.weights), axis=-1)
+    expect_within("sums of weights", sums, np.ones((2, 1, 3)), 16 * 2.0**-24)
+
+
+@CASES.check("L1", "L5", "M4", area="layer")
+def shapes_of_a_causal_layer(api: Api) -> None:
+    """2 x 10 tokens of width 64 in 4 heads, causal: weights 2 x 4 x 10 x 10, exactly 0 above the diagonal."""
+    from refattn import multi_head_attention
+
+    x, parameters = api.draw.normal(2, 10, 64), _parameters(api, (64, 64), (64, 64), (64, 64), (64, 64))
+    layer = multi_head_attention(api.array(x), _weights(api, parameters), heads=4, causal=True, return_weights=True)
+    expect_equal("shape of the output", tuple(layer.output.shape), (2, 10, 64))
+    weights = api.host(layer.weights)
+    expect_equal("shape of the weights", weights.shape, (2, 4, 10, 10))
+    above = np.broadcast_to(~causal_pairs(10, 10), weights.shape)
+    expect_equal("weights above the diagonal", weights[above], np.zeros(int(np.sum(above))))
+    expect(bool(np.all(weights[~above] > 0)), "weights on and below the diagonal must be positive")
+
+
+@CASES.check("L2", "G1", area="layer", dtypes=COMPUTED)
+def shared_heads(api: Api) -> None:
+    """kv_heads key/value heads serve all query heads; the default is one each."""
+    from refattn import multi_head_attention
+
+    x = api.draw.normal(2, 5, 8)
+    for kv_heads in (1, 2, 4):
+        parameters = _parameters(api, (8, 8), (8, 2 * kv_heads), (8, 2 * kv_heads), (8, 8))
+        options = {} if kv_heads == 4 else {"kv_heads": kv_heads}
+        layer = multi_head_attention(api.array(x), _weights(api, parameters), heads=4, **options)
+        _check(api, f"output with {kv_heads} heads", layer.output, _exact_layer(api, x, x, parameters, 4, kv_heads)[0])
+
+
+@CASES.check("L3", area="layer", dtypes=COMPUTED)
+def cross_attention(api: Api) -> None:
+    """With context, keys and values come from it and queries from x; widths and lengths may differ."""
+    from refattn import multi_head_attention
+
+    x, context = api.draw.normal(2, 4, 8), api.draw.normal(2, 7, 6)
+    parameters = _parameters(api, (8, 8), (6, 8), (6, 8), (8, 8))
+    layer = multi_head_attention(api.array(x), _weights(api, parameters), heads=2, context=api.array(context))
+    _check(api, "output", layer.output, _exact_layer(api, x, context, parameters, 2, 2)[0])
+
+
+@CASES.check("L4", "K1", area="layer", dtypes=("float32", "float64"))
+def rotary_and_cache(api: Api) -> None:
+    """Keys are rotated before caching, at the positions that the cache continues: four tokens, then one, then one."""
+    from refattn import KVCache, Rotary, multi_head_attention
+
+    x, parameters = api.draw.normal(2, 6, 8), _parameters(api, (8, 8), (8, 4), (8, 4), (8, 8))
+    weights, at, where = _weights(api, parameters), Arithmetic(api.dtype), np.arange(6)
+    for style in ("half", "interleaved"):
+        cache = KVCache.allocate(api.array(np.zeros(1)), 2, 1, 6, 4)
+        parts = []
+        for start, stop in ((0, 4), (4, 5), (5, 6)):
+            tokens = api.array(x[:, start:stop])
+            layer = multi_head_attention(tokens, weights, heads=2, kv_heads=1, rope=Rotary(style), cache=cache)
+            cache = layer.cache
+            parts.append(api.host(layer.output))
+        q = at.rope(split(at.linear(at.exact(x), parameters[0]), 2), where, style)
+        k = at.rope(split(at.linear(at.exact(x), parameters[1]), 1), where, style)
+        v = split(at.linear(at.exact(x), parameters[2]), 1)
+        exact = at.linear(merge(at.attention(q, k, v, causal_pairs(6, 6))[0]), parameters[3])
+        expect_within(f"cached outputs, {style}", np.concatenate(parts, axis=1), exact.value, exact.error)
+        full = multi_head_attention(api.array(x), weights, heads=2, kv_heads=1, rope=Rotary(style), causal=True)
+        expect_within(f"output of one pass, {style}", api.host(full.output), exact.value, exact.error)
+
+
+@CASES.check("L5", area="layer", dtypes=COMPUTED)
+def returned_weights(api: Api) -> None:
+    """return_weights gives (..., H, Lq, Lk) and leaves the output as it was, to the bit; an empty row has weights 0."""
+    from refattn import multi_head_attention
+
+    x, parameters = api.draw.normal(2, 5, 8), _parameters(api, (8, 8), (8, 8), (8, 8), (8, 8))
+    weights, shown = _weights(api, parameters), np.ones((2, 5, 5), dtype=bool)
+    shown[1, 3] = False
+    plain = multi_head_attention(api.array(x), weights, heads=2, mask=api.array(shown))
+    layer = multi_head_attention(api.array(x), weights, heads=2, mask=api.array(shown), return_weights=True)
+    expect_equal("output", api.host(layer.output), api.host(plain.output))
+    golden = _exact_layer(api, x, x, parameters, 2, 2, shown)[1]
+    expect_within("weights", api.host(layer.weights), golden.weights, golden.weights_bound(api.dtype, coherent=True))
+
+
+@CASES.check("L6", area="layer", dtypes=COMPUTED)
+def single_head(api: Api) -> None:
+    """heads = 1 with d_k = 3, d_v = 5 and no W_O: single-head attention over [batch, tokens, width], causal or not."""
+    from refattn import attention, multi_head_attention
+
+    x, parameters = api.draw.normal(2, 4, 6), _parameters(api, (6, 3), (6, 3), (6, 5))
+    for causal in (False, True):
+        layer = multi_head_attention(api.array(x), _weights(api, parameters), heads=1, causal=causal)
+        visible = causal_pairs(4, 4) if causal else ALL
+        _check(api, f"output, causal={causal}", layer.output, _exact_layer(api, x, x, parameters, 1, 1, visible)[0])
+    at = Arithmetic(api.dtype)
+    q, k, v = (at.linear(at.exact(x), w).value for w in parameters)
+    by_hand = attention(*(api.array(one[:, None]) for one in (q, k, v)), causal=True)
+    expect_equal("shape of the same by hand", tuple(by_hand.shape), (2, 1, 4, 5))
+
+
+@CASES.check("L1", "E1", area="errors")
+def layers_that_do_not_fit(api: Api) -> None:
+    """Parameters of a wrong shape, kind or dtype are errors that name them."""
+    from refattn import AttentionWeights, multi_head_attention
+    from refattn.errors import HeadCountError, LayerError
+
+    x, square = api.array(np.ones((2, 5, 8))), api.array(np.ones((8, 8)))
+    good = AttentionWeights(square, square, square, square)
+    wrong: list[tuple[str, Any]] = [
+        ("w_q", good._replace(w_q=api.array(np.ones((6, 8))))),
+        ("w_k", good._replace(w_k=api.array(np.ones((8, 6))))),
+        ("w_v", good._replace(w_v=api.array(np.ones((8, 7))))),
+        ("w_o", good._replace(w_o=api.array(np.ones((6, 8))))),
+        ("b_q", good._replace(b_q=api.array(np.ones(4)))),
+        ("b_o", good._replace(b_o=api.array(np.ones((8, 1))))),
+        ("weights", (square, square, square)),
+    ]
+    for argument, weights in wrong:
+        expect_error(LayerError, argument, lambda weights=weights: multi_head_attention(x, weights, heads=2))
+    for heads in (0, -1, 2.0, None):
+        expect_error(LayerError, "heads", lambda heads=heads: multi_head_attention(x, good, heads=heads))
+    expect_error(HeadCountError, "q", lambda: multi_head_attention(x, good, heads=4, kv_heads=3))
+    expect_error(LayerError, "rope", lambda: multi_head_attention(x, good, heads=2, rope="half"))

@@ -1,0 +1,297 @@
+"""Chapter M, second part: what hidden keys hold must not matter, what visible ones hold must; lazy masks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from refattn.conformance.case import Api, Chapter, Convert, Problem
+from refattn.conformance.expect import expect, expect_equal
+from refattn.conformance.plain import LARGEST, Draw, indices, positions, published
+from refattn.dtypes import COMPUTED
+
+CASES = Chapter("poison")
+
+Array = Any
+KEEP = np.asarray([[True, True, False, True, True, False], [False, True, True, True, False, True]])
+COUNTS = np.asarray([4, 3])
+IDS = np.asarray([[0, 0, 0, 1, 1, 1], [2, 2, 3, 3, 3, 3]])
+
+
+def _rule(name: str) -> tuple[Array, Callable[[Convert], Any]]:
+    """Visible pairs of 4 queries and 6 keys by one kind of mask, plainly and as a Mask; each hides some keys wholly."""
+    from refattn import masks
+
+    rows, keys = indices(4, 6)
+    rules: dict[str, tuple[Array, Callable[[Convert], Any]]] = {
+        "causal": (keys <= rows, lambda _: masks.causal()),
+        "window": ((keys >= rows - 1) & (keys <= rows + 1), lambda _: masks.window(1, 1)),
+        "chunks": (rows // 4 == keys // 4, lambda _: masks.chunks(4)),
+        "prefix": (np.broadcast_to(keys < 3, (4, 6)), lambda _: masks.prefix(3)),
+        "documents": (
+            (np.asarray([0, 0, 0, 2])[:, None] == IDS[:, None, :])[:, None],
+            lambda array: masks.documents(array(np.asarray([0, 0, 0, 2])), array(IDS)),
+        ),
+        "lengths": (keys < COUNTS[:, None, None, None], lambda array: masks.lengths(array(COUNTS))),
+        "padding": (KEEP[:, None, None, :], lambda array: masks.padding(array(KEEP))),
+        "dense": (np.broadcast_to(keys % 3 != 1, (4, 6)), lambda array: masks.dense(array(keys % 3 != 1))),
+        "blocks": (
+            np.broadcast_to(keys // 2 != 1, (4, 6)),
+            lambda array: masks.blocks(array(np.asarray([[True, False, True]])), (4, 2)),
+        ),
+    }
+    return rules[name]
+
+
+MASK_KINDS = ("causal", "window", "chunks", "prefix", "documents", "lengths", "padding", "dense", "blocks")
+
+
+def _poisoned(draw: Draw, shown: Array) -> dict[str, Any]:
+    """Data whose wholly hidden keys hold NaN, infinities and the largest numbers, in k and in v."""
+    data = draw.qkv(4, 6)
+    hidden = ~np.any(np.broadcast_to(shown, (2, 2, 4, 6)), axis=-2)  # (batch, heads, Lk)
+    largest = LARGEST[draw.dtype]
+    for name, poison in (("k", (np.nan, np.inf, -np.inf, largest)), ("v", (-np.inf, np.nan, largest, np.inf))):
+        for number, at in enumerate(np.argwhere(hidden)):
+            data[name][tuple(at)] = poison[number % 4]
+    return data
+
+
+def _hidden_poison(kind: str) -> None:
+    def build(draw: Draw) -> Problem:
+        shown, mask = _rule(kind)
+        starts = {"q_start": 0} if kind in ("causal", "window", "chunks") else {}
+        return Problem(**_poisoned(draw, shown), shown=shown, mask=mask, **starts)
+
+    build.__name__ = f"behind_{kind}"
+    build.__doc__ = f"Keys and values hidden by {kind} influence nothing, whatever they hold: NaN, infinities, huge numbers."
+    CASES.problem("M19")(build)
+
+
+for _kind in MASK_KINDS:
+    _hidden_poison(_kind)
+
+
+@CASES.problem("M19")
+def behind_the_causal_option(draw: Draw) -> Problem:
+    """Keys after the last query are hidden by causal=True, and hold poison."""
+    shown = indices(4, 6)[1] <= indices(4, 6)[0]
+    return Problem(**_poisoned(draw, shown), causal=True, q_start=0)
+
+
+@CASES.problem("M19")
+def published_poison(draw: Draw) -> Problem:
+    """NaN in the third key and value, which the mask hides from both queries."""
+    q, k, v = published(105, (1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4))
+    k[..., 2, :], v[..., 2, :] = np.nan, np.nan
+    rows = [[-1.358437, -0.704413, 0.823605, 0.056019], [-1.316067, -0.014946, 0.926505, 0.03765]]
+    known = {"output": (np.asarray(rows), 2e-6)} if draw.dtype in ("float32", "float64") else {}
+    shown = np.asarray([[True, True, False], [True, True, False]])
+    return Problem(dtype=draw.dtype, q=draw.exact(q), k=draw.exact(k), v=draw.exact(v), shown=shown, known=known)
+
+
+@CASES.problem("M19", "K4")
+def unused_slots_of_a_cache(draw: Draw) -> Problem:
+    """Cache slots beyond each entry's length hold NaN in keys and values."""
+    data, counts = draw.qkv(1, 6), np.asarray([1, 4])
+    unused = np.arange(6) >= counts[:, None]
+    for name in ("k", "v"):
+        data[name] = np.where(unused[:, None, :, None], np.nan, data[name])
+    shown = indices(1, 6)[1] < counts[:, None, None, None]
+    return Problem(**data, shown=shown, mask=lambda array: _masks().lengths(array(counts)))
+
+
+@CASES.problem("M19")
+def huge_hidden_scores(draw: Draw) -> Problem:
+    """Hidden keys whose finite scores tower over the visible ones do not move the maximum."""
+    data = draw.qkv(5, 6, batch=(1,))
+    data["k"][..., 4:, :] = draw.exact(200.0 * np.sign(data["q"][..., :1, :]))
+    return Problem(**data, shown=np.broadcast_to(np.arange(6) < 4, (5, 6)))
+
+
+@CASES.problem("M19", "M17")
+def behind_a_bias(draw: Draw) -> Problem:
+    """Keys hidden by a bias of -inf hold poison."""
+    shown = np.broadcast_to(indices(4, 6)[1] % 3 != 1, (4, 6))
+    bias = np.where(shown, draw.normal(4, 6), -np.inf)
+    return Problem(**_poisoned(draw, shown), bias=bias)
+
+
+@CASES.problem("M19")
+def poison_in_the_bias(draw: Draw) -> Problem:
+    """A bias of NaN or +inf at a hidden pair influences nothing."""
+    shown = np.broadcast_to(indices(4, 6)[1] < 4, (4, 6))
+    bias = draw.normal(4, 6)
+    bias[:, 4], bias[:, 5] = np.nan, np.inf
+    return Problem(**draw.qkv(4, 6), bias=bias, shown=shown)
+
+
+@CASES.problem("M19", "M20")
+def poison_seen_by_some(draw: Draw) -> Problem:
+    """Under causal visibility a NaN key spoils the rows that see it and no other."""
+    data = draw.qkv(6, 6)
+    data["k"][:, :, 3, 1] = np.nan
+    return Problem(**data, causal=True)
+
+
+@CASES.check("M19", "N5", area="masks", dtypes=COMPUTED)
+def not_a_single_bit(api: Api) -> None:
+    """In the dense core the same inputs with and without poison behind a mask give the same bits."""
+    from refattn import attention_with_lse
+
+    for kind in MASK_KINDS:
+        shown, mask = _rule(kind)
+        dirty = _poisoned(api.draw, shown)
+        clean = {name: np.where(np.isfinite(dirty[name]), dirty[name], 1.0) for name in ("q", "k", "v")}
+        results = [
+            [api.host(x) for x in attention_with_lse(*arrays, mask=mask(api.array), q_start=0)]
+            for arrays in ([api.array(data[name]) for name in ("q", "k", "v")] for data in (dirty, clean))
+        ]
+        for name, with_poison, without in zip(("output", "log-sum-exp"), *results, strict=True):
+            expect_equal(f"{name} behind {kind}", with_poison, without)
+
+
+@CASES.problem("M17")
+def minus_infinity_hides(draw: Draw) -> Problem:
+    """A bias of -inf makes a pair invisible: a causal matrix of 0 and -inf."""
+    rows, keys = indices(6, 6)
+    return Problem(**draw.ramp(6, 6), bias=np.where(keys <= rows, 0.0, -np.inf))
+
+
+@CASES.problem("M17", "P2")
+def minus_infinity_everywhere(draw: Draw) -> Problem:
+    """A row whose every bias is -inf is empty, not NaN."""
+    bias = np.zeros((4, 6))
+    bias[2] = -np.inf
+    return Problem(**draw.qkv(4, 6), bias=bias)
+
+
+@CASES.problem("M18")
+def large_negative_row(draw: Draw) -> Problem:
+    """A row whose every bias is -1e4 keeps its softmax: the constant cancels, and nothing is hidden."""
+    bias = np.zeros((4, 6))
+    bias[1] = draw.exact(-1e4)
+    return Problem(**draw.qkv(4, 6), bias=bias)
+
+
+@CASES.problem("M18")
+def large_negative_bias(draw: Draw) -> Problem:
+    """A bias of -20 is a summand like any other: it leaves a weight of about 1e-9 that a huge value shows."""
+    data = draw.qkv(4, 6)
+    data["v"][..., 5, :] = draw.exact(2.0**15)
+    return Problem(**data, bias=np.where(np.arange(6) == 5, -12.0, 0.0) * np.ones((4, 1)))
+
+
+@CASES.problem("M20")
+def visible_nan_key(draw: Draw) -> Problem:
+    """A visible key with one NaN component makes every row that sees it NaN, all of it."""
+    data = draw.qkv(4, 6)
+    data["k"][0, 1, 2, 3] = np.nan
+    return Problem(**data)
+
+
+@CASES.problem("M20")
+def visible_nan_value(draw: Draw) -> Problem:
+    """A visible NaN in v makes that output element NaN and leaves the other columns alone."""
+    data = draw.qkv(4, 6)
+    data["v"][0, 1, 2, 3] = np.nan
+    return Problem(**data)
+
+
+@CASES.problem("M20")
+def visible_infinite_values(draw: Draw) -> Problem:
+    """A visible +inf or -inf in v makes that element it, and NaN where both meet."""
+    data = draw.qkv(4, 6)
+    data["v"][0, 0, 1, 0], data["v"][0, 0, 2, 1] = np.inf, -np.inf
+    data["v"][0, 0, 3, 2], data["v"][0, 0, 4, 2] = np.inf, -np.inf
+    return Problem(**data)
+
+
+@CASES.problem("M20")
+def infinite_value_of_no_weight(draw: Draw) -> Problem:
+    """A visible infinity counts whatever its weight, also where the weight is too small for any number."""
+    data = draw.qkv(4, 6, batch=(1,), spread=0.5)
+    data["v"][..., 5, 0] = np.inf
+    return Problem(**data, bias=np.where(np.arange(6) == 5, draw.exact(-3000.0), 0.0) * np.ones((4, 1)))
+
+
+@CASES.problem("M21")
+def nan_query(draw: Draw) -> Problem:
+    """A NaN in a query row makes that row NaN and no other."""
+    data = draw.qkv(5, 6)
+    data["q"][1, 0, 3, 2] = np.nan
+    return Problem(**data, causal=True, q_start=1)
+
+
+def _all_masks() -> dict[str, Any]:
+    from refattn import masks
+
+    kinds = {kind: _rule(kind)[1](np.asarray) for kind in MASK_KINDS}
+    return {
+        **kinds,
+        "and": masks.causal() & masks.window(2, 3),
+        "or": masks.causal() | masks.prefix(3),
+        "not": ~masks.chunks(3),
+        "mixture": (masks.window(2, 0) | masks.prefix(1)) & ~masks.padding(KEEP) & masks.causal(),
+    }
+
+
+@CASES.check("M14", area="masks")
+def tiles_and_arrays_agree(api: Api) -> None:
+    """All, none or mixed, a tile's answer is that of its pairs; visible() at scattered indices is the array's."""
+    fixed = {"documents": (4, 6), "lengths": (4, 6), "padding": (4, 6), "dense": (4, 6), "blocks": (4, 6), "mixture": (6, 6)}
+    for name, mask in _all_masks().items():
+        q_len, k_len = fixed.get(name, (5, 7))
+        starts = (2, 1) if mask.positional else (0, 0)
+        whole = np.asarray(mask.to_array(q_len, k_len, *starts))
+        for rows in (range(q_len), range(1, 3), range(q_len - 1, q_len)):
+            for keys in (range(k_len), range(2), range(3, 5)):
+                part = whole[..., rows.start : rows.stop, keys.start : keys.stop]
+                answer = mask.tile(rows, keys, *starts)
+                truth = "all" if part.all() else "mixed" if part.any() else "none"
+                at = f"{name} on rows {rows} and keys {keys}"
+                expect(answer in ("mixed", truth), f"{at} answers {answer!r}, it is {truth!r}")
+                seen = np.asarray(mask.visible(np.asarray(rows), np.asarray(keys), *starts))
+                expect_equal(at, np.broadcast_to(seen, part.shape), part)
+    like = api.array(np.zeros(1))
+    for name in ("causal", "window", "mixture"):
+        array = _all_masks()[name].to_array(6, 6, like=like)
+        expect(api.same_library(array) and api.dtype_of(array) == "bool", f"{name} is no boolean array of {api.name}")
+        expect_equal(name, api.host(array), np.asarray(_all_masks()[name].to_array(6, 6)))
+
+
+@CASES.check("M14", area="masks")
+def tiles_need_no_array(api: Api) -> None:
+    """A tile of a million by a million pairs is answered at once, without an array of that size."""
+    million, started = 10**6, time.monotonic()
+    mask = _masks().causal() & _masks().window(10, None)
+    answers = [
+        mask.tile(range(million), range(million)),
+        mask.tile(range(million), range(million), -2 * million, 0),
+        _masks().causal().tile(range(million), range(million), 2 * million, 0),
+    ]
+    expect(answers == ["mixed", "none", "all"], f"on {api.name} tiles answer {answers}, expected mixed, none, all")
+    seconds = time.monotonic() - started
+    expect(seconds < 1, f"three tiles took {seconds:.1f} s")
+
+
+@CASES.check("M22", area="masks")
+def drawing(api: Api) -> None:
+    """to_text has a line per query and a mark per key, two kinds of marks in all."""
+    expect(api.name != "", "the library has a name")
+    query, key = positions(3, 5, 2)
+    lines = _masks().causal().to_text(3, 5, q_start=2).splitlines()
+    marks = [line.replace(" ", "") for line in lines]
+    expect([len(line) for line in marks] == [5, 5, 5], f"expected three lines of five marks, got {lines}")
+    seen = key <= query
+    shown, hidden = ({marks[i][j] for i, j in np.argwhere(pairs)} for pairs in (seen, ~seen))
+    expect(len(shown) == len(hidden) == 1 and shown != hidden, f"visible pairs are {shown}, hidden ones {hidden}")
+
+
+def _masks() -> Any:
+    from refattn import masks
+
+    return masks
