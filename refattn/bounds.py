@@ -26,8 +26,8 @@ MODELS = ("fused", "unfused")
 ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 # The smallest numbers that every implementation keeps: many flush subnormal numbers to zero, but not float16's.
 LEAST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126, "float64": 2.0**-1022}
-# Keys per tile of the smallest tiles in use; each tile rescales what came before it once.
-TILE = 16
+# Keys per tile; each tile rescales what came before it once.
+TILE = 32
 # exp() of more overflows; a logit error of that size is far beyond judgeable.
 LARGEST_ERROR = 700.0
 

@@ -7,6 +7,7 @@ expected value. Only masks and biases are asked of refattn, and `golden_visible`
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,11 +16,12 @@ from refattn import bounds
 from refattn.arguments import check_call
 from refattn.arrays import Array, library_of
 from refattn.biases import Bias, Plain, Relative
+from refattn.errors import BackendError
 from refattn.frames import Frame
 from refattn.masks import Mask
 
 # Elements of the largest temporary array of one block of rows.
-BLOCK_ELEMENTS = 2**21
+BLOCK_ELEMENTS = 2**20
 
 
 def golden(
@@ -56,14 +58,14 @@ def golden(
         q_start=q_start,
         k_start=k_start,
     )
-    starts = tuple(start if isinstance(start, int) else host(start) for start in (call.q_start, call.k_start))
-    k_len = k.shape[-2]
+    q_at, k_at = (start if isinstance(start, int) else host(start) for start in (call.q_start, call.k_start))
+    starts, k_len, summands = (q_at, k_at), k.shape[-2], call.bias
     return Golden(
         host(q),
         host(k),
         host(v),
         visible=lambda at: _evaluate_mask(call.mask, at, k_len, starts),
-        bias=None if call.bias is None else lambda at: _evaluate_bias(call.bias, at, k_len, starts),
+        bias=None if summands is None else lambda at: _evaluate_bias(summands, at, k_len, starts),
         scale=None if scale is None else float(host(scale)),
         softcap=softcap,
         sinks=None if sinks is None else host(sinks),
@@ -152,7 +154,7 @@ class Golden:
             if kept is not None:
                 kept[at] = np.where(nan[:, None], np.nan, part.weights)
         self.output, self.lse = self._trim(output), self._trim(lse)
-        self.weights = None if kept is None else self._trim(kept)
+        self.weights: Array = None if kept is None else self._trim(kept)
 
     def bound(self, dtype: str, model: str = "fused", coherent: bool = False) -> Array:
         """The largest error of each output element that the model allows; see `refattn.bounds`. Same shape."""
@@ -218,10 +220,11 @@ class Golden:
             logits = np.where(visible, capped if bias is None else capped + bias, -np.inf)
         nan_row = nan_row | np.any(bad, axis=-1)
         nan_row = nan_row | np.any(visible & (np.isposinf(logits) | np.isnan(logits)), axis=-1)
-        nan_row = nan_row | (np.any(visible, axis=-1) & ~np.any(visible & np.isfinite(logits), axis=-1))
         sink = None if self._sinks is None else float(self._sinks[index[-1]])
         if sink is not None and (math.isnan(sink) or sink == math.inf):
             nan_row, sink = np.ones_like(nan_row), None
+        if sink is None or sink == -math.inf:  # nothing to divide by (P7)
+            nan_row = nan_row | (np.any(visible, axis=-1) & ~np.any(visible & np.isfinite(logits), axis=-1))
         logits = np.where(nan_row[:, None] & visible, 0.0, logits)
 
         start = np.max(logits, axis=-1, initial=-np.inf if sink is None else sink)
@@ -283,9 +286,10 @@ def _plugin_host(x: Any) -> Any:
     if root.startswith("jax"):  # jaxlib's arrays belong to jax
         root = "jax"
     for name in registry.names():
-        backend = registry.get(name)
-        if backend.library.partition(".")[0] == root:
-            return backend.host(x)
+        with contextlib.suppress(BackendError):  # a broken plugin of another library is no concern here
+            backend = registry.get(name)
+            if backend.library.partition(".")[0] == root:
+                return backend.host(x)
     return x
 
 
@@ -333,7 +337,9 @@ def _evaluate_bias(bias: Bias, rows: Array, k_len: int, starts: tuple[Any, Any])
     import numpy as np
 
     frame = Frame(library_of(rows, "rows"), None, pairs=(rows[:, None], np.arange(k_len)[None, :]))
-    frame.q_start, frame.k_start = (start if isinstance(start, int) else start[..., None, None, None] for start in starts)
+    frame.q_start, frame.k_start = (
+        start if isinstance(start, int) else start[..., None, None, None] for start in starts
+    )
     total: Array = 0.0
     hidden: Array = False
     for term in bias.terms():

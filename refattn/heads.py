@@ -75,7 +75,8 @@ def stack_groups(xp: Any, x: Array, group: int) -> Array:
     if group == 1:
         return x
     *batch, heads, length, width = x.shape
-    return xp.reshape(x, (*batch, heads // group, group * length, width))
+    parts = xp.reshape(x, (*batch, heads // group, group, length, width))  # in two steps: Dask does no more in one
+    return xp.reshape(parts, (*batch, heads // group, group * length, width))
 
 
 def unstack_groups(xp: Any, x: Array, group: int) -> Array:
@@ -83,4 +84,5 @@ def unstack_groups(xp: Any, x: Array, group: int) -> Array:
     if group == 1:
         return x
     *batch, kv_heads, rows, width = x.shape
-    return xp.reshape(x, (*batch, kv_heads * group, rows // group, width))
+    parts = xp.reshape(x, (*batch, kv_heads, group, rows // group, width))
+    return xp.reshape(parts, (*batch, kv_heads * group, rows // group, width))

@@ -208,10 +208,10 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
         x = xp.where(visible, x, -float("inf"))  # M2: selected before softmax, never multiplied
     x = stage("logits", x)
 
-    if call.scores_shape[-1]:
-        weights, lse = softmax(xp, x, visible, call.sinks, traced)  # (..., H, Lq, Lk), (..., H, Lq)
-    else:
-        weights, lse = x, without_keys(call)
+    if not call.scores_shape[-1]:
+        stage("weights", x)
+        return without_keys(call)
+    weights, lse = softmax(xp, x, visible, call.sinks, traced)  # (..., H, Lq, Lk), (..., H, Lq)
     del x
     stage("weights", weights)
     output = weighted_sum(call, weights, v)  # (..., H, Lq, d_v)
@@ -282,11 +282,15 @@ def restored(call: Call, output: Array, visible: Array | None, v: Array) -> Arra
     return xp.where(met[..., v.shape[-1] :], output - float("inf"), output)
 
 
-def without_keys(call: Call) -> Array:
-    """The log-sum-exp of rows over no keys at all: the sink, or -inf (P2)."""
+def without_keys(call: Call) -> tuple[Array, Array]:
+    """Rows over no keys at all: output 0 and as log-sum-exp the sink, or -inf (P2); NaN if the sink says so (P3)."""
     xp, shape = call.library.xp, call.scores_shape[:-1]
-    none = xp.full(shape, -float("inf"), dtype=call.compute, device=call.device)
-    return none if call.sinks is None else xp.maximum(none, call.sinks[..., 0])
+    lse = xp.full(shape, -float("inf"), dtype=call.compute, device=call.device)
+    if call.sinks is not None:
+        sinks = call.sinks[..., 0]  # (H, 1)
+        lse = xp.maximum(lse, xp.where(sinks == float("inf"), float("nan"), sinks))
+    output = xp.zeros((*shape, call.v.shape[-1]), dtype=call.compute, device=call.device)
+    return xp.where(xp.isnan(lse)[..., None], float("nan"), output), lse
 
 
 def check_path(path: str) -> None:

@@ -71,15 +71,11 @@ class Call:
 
         options = {name: give(value) for name, value in self.options.items() if name not in ("mask", "bias")}
         if (mask := self.options.get("mask")) is not None:
-            options["mask"] = (
-                library.array(mask[1].values) if mask[0] == "raw" else combined(mask, masks, give)
-            )
+            options["mask"] = library.array(mask[1].values) if mask[0] == "raw" else combined(mask, masks, give)
         if (bias := self.options.get("bias")) is not None:
             # array-api-strict's arrays refuse to add what they do not know: there they stand on the right.
             terms = sorted(bias, key=lambda t: t[0] == "array") if library.name == "strict" else bias
-            options["bias"] = summed(
-                [give(t[1]) if t[0] == "array" else combined(t, biases, give) for t in terms]
-            )
+            options["bias"] = summed([give(t[1]) if t[0] == "array" else combined(t, biases, give) for t in terms])
         return [library.array(x, dtype) for x in (self.q, self.k, self.v)], options
 
     def expected(self, dtype: str) -> oracle.Result:
@@ -95,13 +91,9 @@ class Call:
         if options.get("q_start") is None:
             options["q_start"] = 0
         if (mask := self.options.get("mask")) is not None:
-            options["mask"] = (
-                oracle.dense(mask[1].values) if mask[0] == "raw" else combined(mask, oracle, give)
-            )
+            options["mask"] = oracle.dense(mask[1].values) if mask[0] == "raw" else combined(mask, oracle, give)
         if (bias := self.options.get("bias")) is not None:
-            terms = [
-                oracle.array_bias(give(t[1])) if t[0] == "array" else combined(t, oracle, give) for t in bias
-            ]
+            terms = [oracle.array_bias(give(t[1])) if t[0] == "array" else combined(t, oracle, give) for t in bias]
             options["bias"] = oracle.sum_of(*terms)
         q, k, v = (host_cast(x, dtype).astype(np.float64) for x in (self.q, self.k, self.v))
         return oracle.attention(q, k, v, **options)
@@ -203,11 +195,7 @@ def leaf(draw: st.DrawFn, rng: np.random.Generator, size: Sizes, kind: str) -> t
         case "documents":
             q_ids = Ints(rng.integers(0, 3, (*size.batch, size.q_len)), form)
             k_ids = Ints(rng.integers(0, 3, (*size.batch, size.k_len)), form)
-            return (
-                ("documents", q_ids)
-                if size.q_len == size.k_len and draw(st.booleans())
-                else (kind, q_ids, k_ids)
-            )
+            return ("documents", q_ids) if size.q_len == size.k_len and draw(st.booleans()) else (kind, q_ids, k_ids)
         case "prefix" | "chunks":
             return (kind, draw(st.integers(1, 4)))
         case "dense":
@@ -293,9 +281,7 @@ def calls(draw: st.DrawFn, few_shapes: bool = False, kind: str | None = None) ->
     if draw(st.booleans()):
         options["k_start"] = per_entry(draw, rng, size, -2, 4)
     derived = any(t[0] != "array" for t in bias or ()) or is_positional(options.get("mask"))
-    needed = (options.get("causal") or derived) and (
-        size.q_len != size.k_len or options.get("k_start", 0) != 0
-    )
+    needed = (options.get("causal") or derived) and (size.q_len != size.k_len or options.get("k_start", 0) != 0)
     if needed or draw(st.booleans()):
         options["q_start"] = per_entry(draw, rng, size, -2, 6)
     return Call(q, k, v, options)

@@ -201,9 +201,7 @@ def weighted_sum(weights: list[float], shown: list[bool], values: list[float], r
         elif seen:
             special.append(value)
     if special:
-        return (
-            special[0] if all(x == special[0] for x in special) else NAN
-        )  # NaN equals nothing, itself included
+        return special[0] if all(x == special[0] for x in special) else NAN  # NaN equals nothing, itself included
     return math.fsum(finite)
 
 
@@ -269,9 +267,7 @@ def attention(
 # ---- rotary positions -------------------------------------------------------------------------------------
 
 
-def rope(
-    x: Any, positions: Any, *, style: str, base: float = 10000.0, width: int | None = None
-) -> np.ndarray:
+def rope(x: Any, positions: Any, *, style: str, base: float = 10000.0, width: int | None = None) -> np.ndarray:
     """Rotate the first `width` components of x (..., L, D); pair c by position * base^(-2c/width)."""
     x = np.asarray(x, dtype=np.float64)
     out: np.ndarray = x.copy()

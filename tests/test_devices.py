@@ -21,9 +21,7 @@ def on_device(library: Library, name: str) -> Library:
     integers = xp.int32 if name == "no_x64" else xp.int64
 
     def make(host: np.ndarray, dtype: str | None) -> Any:
-        kind = (
-            getattr(xp, dtype) if dtype else {"b": xp.bool, "i": integers, "f": xp.float32}[host.dtype.kind]
-        )
+        kind = getattr(xp, dtype) if dtype else {"b": xp.bool, "i": integers, "f": xp.float32}[host.dtype.kind]
         return xp.asarray(host.tolist(), dtype=kind, device=device)
 
     def read(x: Any) -> np.ndarray:
@@ -118,14 +116,6 @@ def test_q_k_v_of_two_libraries(library: Library, which: int) -> None:
 
 def assert_names(error: Exception, name: str) -> None:
     """The message contains the argument's name as a word and the error its clause."""
-    words = (
-        str(error)
-        .replace("`", " ")
-        .replace("(", " ")
-        .replace(",", " ")
-        .replace(":", " ")
-        .replace("'", " ")
-        .split()
-    )
+    words = str(error).replace("`", " ").replace("(", " ").replace(",", " ").replace(":", " ").replace("'", " ").split()
     assert name in words or (name == "dense" and "mask" in words), str(error)
     assert error.clause in str(error)  # type: ignore[attr-defined]

@@ -96,11 +96,7 @@ def test_non_finite_numbers() -> None:
     bias = np.zeros((3, 3))
     bias[0], bias[1, 0], bias[2, 2] = -np.inf, np.inf, -np.inf
     biased = oracle.attention(q, poisoned_k, v, bias=oracle.array_bias(bias))
-    assert (
-        not biased.output[0].any()
-        and np.isnan(biased.output[1]).all()
-        and np.isfinite(biased.output[2]).all()
-    )
+    assert not biased.output[0].any() and np.isnan(biased.output[1]).all() and np.isfinite(biased.output[2]).all()
 
 
 def test_rows_of_minus_infinity_are_nan() -> None:

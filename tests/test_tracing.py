@@ -92,9 +92,7 @@ def test_jit_with_traced_options(library: Library, shape: tuple[int, ...]) -> No
     start, count = np.full(shape, 3), np.full(shape, 2)
     shown, bias, sinks = draw(Q_LEN, K_LEN) > -0.5, draw(Q_LEN, K_LEN, seed=1), draw(HEADS)
 
-    def traced(
-        q: Any, k: Any, v: Any, start: Any, count: Any, scale: Any, shown: Any, bias: Any, sinks: Any
-    ) -> Any:
+    def traced(q: Any, k: Any, v: Any, start: Any, count: Any, scale: Any, shown: Any, bias: Any, sinks: Any) -> Any:
         mask = refattn.masks.dense(shown) & (refattn.masks.lengths(count) | refattn.masks.window(1, None))
         return refattn.attention_with_lse(
             q,
@@ -119,9 +117,7 @@ def test_jit_with_traced_options(library: Library, shape: tuple[int, ...]) -> No
     assert_agrees(library, jax.jit(traced)(*inputs, *traced_too), expected)
 
 
-def mapping(
-    library: Library, function: Callable[..., Any], axes: tuple[int | None, ...]
-) -> Callable[..., Any]:
+def mapping(library: Library, function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callable[..., Any]:
     """The library's own vmap of `function` over these axes of its arguments."""
     if library.name == "jax":
         import jax
@@ -144,12 +140,9 @@ def test_vmap(library: Library, axes: tuple[int | None, ...]) -> None:
         return refattn.attention_with_lse(q, k, v, mask=mask, q_start=1)
 
     # An argument that is not mapped is one entry, and so an entry that the whole batch shares.
-    hosts = [
-        library.host(x)[: 1 if axis is None else BATCH] for x, axis in zip(arrays(library), axes, strict=True)
-    ]
+    hosts = [library.host(x)[: 1 if axis is None else BATCH] for x, axis in zip(arrays(library), axes, strict=True)]
     inputs = [
-        library.array(x[0] if axis is None else np.moveaxis(x, 0, axis))
-        for x, axis in zip(hosts, axes, strict=True)
+        library.array(x[0] if axis is None else np.moveaxis(x, 0, axis)) for x, axis in zip(hosts, axes, strict=True)
     ]
     rule = oracle.window(2, 0) | oracle.lengths(1)
     expected = oracle.attention(*hosts, mask=rule, q_start=1)
@@ -231,8 +224,7 @@ def test_gradients_are_the_derivative(library: Library, name: str) -> None:
     directions = [draw(*x.shape, seed=9) for x in hosts]
     step, weigh = 1e-5, draw(BATCH, HEADS, Q_LEN, D_V, seed=3)
     ahead, behind = (
-        Call.of([x + move * d for x, d in zip(hosts, directions, strict=True)], OPTIONS[name])
-        for move in (step, -step)
+        Call.of([x + move * d for x, d in zip(hosts, directions, strict=True)], OPTIONS[name]) for move in (step, -step)
     )
     difference = ahead.expected("float64").output - behind.expected("float64").output
     slope = (difference * weigh).sum() / (2 * step)
@@ -261,16 +253,12 @@ def test_torch_compile_with_tensor_options(library: Library) -> None:
     import torch
 
     def call(q: Any, k: Any, v: Any, start: Any, count: Any) -> Any:
-        return refattn.attention_with_lse(
-            q, k, v, causal=True, mask=refattn.masks.lengths(count), q_start=start
-        )
+        return refattn.attention_with_lse(q, k, v, causal=True, mask=refattn.masks.lengths(count), q_start=start)
 
     inputs, start, count = arrays(library), np.asarray([1, 3]), np.asarray([3, 2])
     torch.compiler.reset()
     compiled = torch.compile(call, fullgraph=True, backend="eager")
-    expected = oracle.attention(
-        *map(library.host, inputs), causal_too=True, mask=oracle.lengths(count), q_start=start
-    )
+    expected = oracle.attention(*map(library.host, inputs), causal_too=True, mask=oracle.lengths(count), q_start=start)
     assert_agrees(library, compiled(*inputs, library.array(start), library.array(count)), expected)
 
 
@@ -311,6 +299,24 @@ def test_torch_export(library: Library, name: str) -> None:
 
     program = torch.export.export(Attention(), tuple(inputs))
     assert_agrees(library, program.module()(*inputs), expected)
+
+
+@pytest.mark.library("torch")
+def test_torch_export_leaves_the_batch_open(library: Library) -> None:
+    """An exported program serves batches of other sizes."""
+    import torch
+
+    class Attention(torch.nn.Module):  # type: ignore[misc]
+        """What export wants to see."""
+
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return refattn.attention_with_lse(q, k, v, causal=True)
+
+    batch = {0: torch.export.Dim("batch", min=2, max=16)}
+    program = torch.export.export(Attention(), tuple(arrays(library)), dynamic_shapes=(batch, batch, batch))
+    longer = [library.array(draw(5, *x.shape[1:])) for x in arrays(library)]
+    expected = oracle.attention(*map(library.host, longer), causal_too=True)
+    assert_agrees(library, program.module()(*longer), expected)
 
 
 @pytest.mark.library("torch")

@@ -13,6 +13,7 @@ import numpy as np
 
 from refattn.conformance.case import Case, Problem
 from refattn.conformance.plain import Draw, rounded
+from refattn.dtypes import COMPUTED
 
 Array = Any
 
@@ -28,9 +29,10 @@ class CaptureError(Exception):
 def captured_cases(path: Path) -> list[Case]:
     """One case per problem in the file, in its order. Raises CaptureError."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise CaptureError(f"{path} holds one array; expected a .npz file with q, k and v")
+        stored = np.load(path, allow_pickle=False)
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise CaptureError(f"{path} holds one array; expected a .npz file with q, k and v")
+        with stored:
             arrays = {name: stored[name] for name in stored.files}
     except FileNotFoundError as fault:
         raise CaptureError(f"there is no file {path}") from fault
@@ -71,14 +73,10 @@ def _case(path: Path, group: str, parts: dict[str, Array]) -> Case:
         name=f"inputs.{group or path.stem}",
         clauses=CLAUSES_OF_ANY_INPUT,
         says=f"On captured tensors, q {shape}, the result is that of the specification within the bound.",
-        dtypes=_dtypes_of(parts["q"]),
+        # Narrowed tensors are other inputs, just as real.
+        dtypes=COMPUTED,
         build=build,
     )
-
-
-def _dtypes_of(q: Array) -> tuple[str, ...]:
-    """Tensors are run in every dtype; narrowing them first only makes other inputs, just as real."""
-    return ("bfloat16", "float16", "float32", "float64")
 
 
 def _check_kind(path: Path, name: str, part: str, array: Array) -> None:
@@ -99,7 +97,9 @@ def _check_shapes(path: Path, prefix: str, parts: dict[str, Array]) -> None:
     if fits and q.ndim > 2:
         fits = k.shape[-3] == v.shape[-3] and bool(k.shape[-3]) and q.shape[-3] % k.shape[-3] == 0
     if not fits:
-        raise CaptureError(f"{path}: expected q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k), v (..., Hkv, Lk, d_v); {shapes}")
+        raise CaptureError(
+            f"{path}: expected q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k), v (..., Hkv, Lk, d_v); {shapes}"
+        )
     pairs = (*np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3]), *q.shape[-3:-1], k.shape[-2])
     for name in ("mask", "bias"):
         if name in parts:

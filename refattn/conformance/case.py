@@ -24,7 +24,7 @@ FULL = ("float32", "float64")
 LAYOUTS = ("contiguous", "permuted", "transposed", "sliced")
 
 
-class Unsupported(Exception):  # noqa: N818 - it is no error, it says what cannot be asked
+class Unsupported(Exception):
     """Raised by a target or a check that cannot express something after all; the message says what."""
 
 

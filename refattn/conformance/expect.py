@@ -43,14 +43,16 @@ def expect_within(what: str, actual: Array, expected: Array, bound: Array) -> No
     expect(place is None or place.ratio <= 1, str(place))
 
 
-def expect_error(error: type[RefattnError], argument: str, call: Callable[[], Any]) -> None:
-    """The call raises exactly that class, naming the argument, what was expected, what came, and the clause (E2)."""
-    what = f"{error.__name__} about {argument!r}"
+def expect_error(
+    error: type[RefattnError], about: str, call: Callable[..., Any], /, *args: Any, **options: Any
+) -> None:
+    """call(*args, **options) raises exactly that class, about that argument, saying what was expected and came (E2)."""
+    what = f"{error.__name__} about {about!r}"
     try:
-        call()
+        call(*args, **options)
     except RefattnError as raised:
         expect(type(raised) is error, f"expected {what}, got {type(raised).__name__}: {raised}")
-        expect(argument in raised.argument, f"expected {what}, the error is about {raised.argument!r}: {raised}")
+        expect(about in raised.argument, f"expected {what}, the error is about {raised.argument!r}: {raised}")
         for part in (raised.argument, raised.expected, raised.got, f"refattn {error.clause}"):
             expect(bool(part) and part in str(raised), f"the message of {what} lacks {part!r}: {raised}")
         expect(isinstance(raised, (ValueError, TypeError)), f"{error.__name__} is neither ValueError nor TypeError")

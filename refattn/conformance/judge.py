@@ -43,7 +43,7 @@ class Place(NamedTuple):
     """Where a result is worst."""
 
     what: str
-    index: tuple[int, ...]
+    at: tuple[int, ...]
     actual: float
     expected: float
     bound: float
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         error = abs(self.actual - self.expected)
-        at = f"[{', '.join(map(str, self.index))}]"
+        at = f"[{', '.join(map(str, self.at))}]"
         return (
             f"{self.what}{at} is {self.actual:.9g}, expected {self.expected:.9g}; "
             f"the error {error:.3g} is {self.ratio:.3g} times the bound {self.bound:.3g}"
@@ -181,9 +181,7 @@ def _judge_unfused(fused: Place, unfused: Place) -> Judgement:
         return _not_judgeable(unfused)
     if unfused.ratio <= 1:
         note = f"beyond the fused bound ({fused.ratio:.3g} times), within that for scores and weights stored low"
-        return Judgement(
-            verdict="pass", error_over_bound=unfused.ratio, model="unfused", message=note, place=unfused
-        )
+        return Judgement(verdict="pass", error_over_bound=unfused.ratio, model="unfused", message=note, place=unfused)
     message = f"{fused}; with scores and weights stored low still {unfused.ratio:.3g} times"
     return Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
 
@@ -191,7 +189,7 @@ def _judge_unfused(fused: Place, unfused: Place) -> Judgement:
 def _not_judgeable(place: Place) -> Judgement:
     return Judgement(
         verdict="not judgeable",
-        message=f"rounding alone may move a logit by more than 1 at {place.what}{list(place.index)}, so nothing follows",
+        message=f"nothing follows: rounding alone may move a logit by 1 or more at {place.what}{list(place.at)}",
         place=place,
     )
 

@@ -44,7 +44,12 @@ class Decoder:
         self.embedding = draw.normal(WORDS, WIDTH)
         # Small gains keep the worst-case bound far below the effect of a wrong position.
         self.blocks = [
-            Block(*(draw.normal(*shape, spread=gain * shape[0] ** -0.5) for shape, gain in zip(shapes, GAINS, strict=True)))
+            Block(
+                *(
+                    draw.normal(*shape, spread=gain * shape[0] ** -0.5)
+                    for shape, gain in zip(shapes, GAINS, strict=True)
+                )
+            )
             for _ in range(BLOCKS)
         ]
         self.head = draw.normal(WIDTH, WORDS, spread=WIDTH**-0.5)

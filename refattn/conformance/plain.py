@@ -42,6 +42,10 @@ class Draw:
         """x rounded to the dtype."""
         return rounded(x, self.dtype)
 
+    def given(self, q: Array, k: Array, v: Array) -> dict[str, Any]:
+        """Given q, k and v rounded to the dtype, as keyword arguments of Problem."""
+        return {"q": self.exact(q), "k": self.exact(k), "v": self.exact(v), "dtype": self.dtype}
+
     def qkv(
         self,
         q_len: int = 6,
@@ -80,6 +84,14 @@ def published(seed: int, *shapes: tuple[int, ...]) -> list[Array]:
     """Standard normal arrays drawn in order from NumPy's default generator, as public reports give their data."""
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(shape) for shape in shapes]
+
+
+def known_output(draw: Draw, rows: Any, shape: tuple[int, ...] | None = None) -> dict[str, tuple[Array, float]]:
+    """Published digits, six after the point; they hold for inputs as published, not as rounded to 16 bits."""
+    if draw.dtype not in ("float32", "float64"):
+        return {}
+    output = np.asarray(rows)
+    return {"output": (output if shape is None else output.reshape(shape), 2e-6)}
 
 
 def indices(q_len: int, k_len: int) -> tuple[Array, Array]:

@@ -129,7 +129,7 @@ def run_case(case: Any, target: Any, dtype: str, seed: int) -> Record:
     except AssertionError as fault:
         verdict = "fail" if problem is None else "crashed"
         return Record(**about, verdict=verdict, message=str(fault) or "an assertion failed", notes=tuple(notes))
-    except Exception as fault:  # whatever a target raises is its verdict; the run goes on
+    except Exception as fault:  # noqa: BLE001 - whatever a target raises is its verdict; the run goes on
         message = f"{type(fault).__name__}: {fault}"
         return Record(**about, verdict="crashed", message=message, notes=tuple(notes))
     if problem is None:
@@ -203,7 +203,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--library", metavar="NAME", default="numpy", help="arrays that your own function is called with (%(default)s)"
     )
     parser.add_argument(
-        "--inputs", metavar="FILE.npz", help="captured tensors q, k, v [mask, bias, scale, sinks, causal] as extra cases"
+        "--inputs",
+        metavar="FILE.npz",
+        help="captured tensors q, k, v [mask, bias, scale, sinks, causal] as extra cases",
     )
 
 

@@ -39,9 +39,14 @@ _TARGETS: dict[tuple[str, str], Any] = {}
 
 
 def _target(name: str, library: str) -> Any:
-    """The target of that name, looked up once."""
-    from refattn.conformance.targets import find_target
+    """The target of that name, looked up once; one that cannot be called ends the run, as a usage error does."""
+    import pytest
+
+    from refattn.conformance.targets import TargetError, find_target
 
     if (name, library) not in _TARGETS:
-        _TARGETS[name, library] = find_target(name, library)
+        try:
+            _TARGETS[name, library] = find_target(name, library)
+        except TargetError as fault:
+            pytest.exit(str(fault), returncode=pytest.ExitCode.USAGE_ERROR)
     return _TARGETS[name, library]

@@ -10,6 +10,7 @@ from refattn.conformance.cases import (
     cost,
     errors,
     heads,
+    keys,
     layer,
     masks,
     numbers,
@@ -19,7 +20,7 @@ from refattn.conformance.cases import (
     weights,
 )
 
-CHAPTERS = (arrays, scores, masks, poison, softmax, heads, biases, layer, caches, numbers, cost, weights, errors)
+CHAPTERS = (arrays, scores, masks, keys, poison, softmax, heads, biases, layer, caches, numbers, cost, weights, errors)
 
 
 def all_cases() -> tuple[Case, ...]:

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from refattn import attention, attention_stages, biases, masks, rope
 from refattn.conformance.case import Api, Chapter, Convert, Problem
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
+from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw, positions, precision
 from refattn.conformance.tracked import pair_sums, turned, turning_error
 from refattn.dtypes import COMPUTED
+from refattn.errors import BiasError, RotaryError
 
 CASES = Chapter("biases")
 
@@ -33,35 +36,33 @@ def _alibi(heads: int, q_len: int, k_len: int, q_start: Any = 0, k_start: Any = 
 @CASES.problem("B1")
 def alibi(draw: Draw) -> Problem:
     """slope_h times minus the distance is added, on both sides of the query."""
-    return Problem(**draw.qkv(6, 6, heads=4), bias=_alibi(4, 6, 6), bias_of=lambda _: _biases().alibi(4))
+    return Problem(**draw.qkv(6, 6, heads=4), bias=_alibi(4, 6, 6), bias_of=lambda _: biases.alibi(4))
 
 
 @CASES.problem("B1", "M3")
 def alibi_over_a_cache(draw: Draw) -> Problem:
     """Distances are of positions: three queries at the end of eight keys, causal."""
-    options: dict[str, Any] = {"bias": _alibi(4, 3, 8, 5), "bias_of": lambda _: _biases().alibi(4)}
+    options: dict[str, Any] = {"bias": _alibi(4, 3, 8, 5), "bias_of": lambda _: biases.alibi(4)}
     return Problem(**draw.qkv(3, 8, heads=4), causal=True, q_start=5, **options)
 
 
 @CASES.problem("B1", "P4", dtypes=("float32", "float64"))
 def alibi_has_no_offset(draw: Draw) -> Problem:
     """The distance of a query to its own key is 0: an offset cancels in the output and shows in the log-sum-exp."""
-    options: dict[str, Any] = {"bias": _alibi(4, 5, 5), "bias_of": lambda _: _biases().alibi(4)}
+    options: dict[str, Any] = {"bias": _alibi(4, 5, 5), "bias_of": lambda _: biases.alibi(4)}
     return Problem(**draw.qkv(5, 5, heads=4), causal=True, asks=("lse",), **options)
 
 
 @CASES.problem("B2")
 def alibi_for_six_heads(draw: Draw) -> Problem:
     """6 heads have the slopes of 4, then every second slope of 8."""
-    options: dict[str, Any] = {"bias": _alibi(6, 5, 7, 1), "bias_of": lambda _: _biases().alibi(6)}
+    options: dict[str, Any] = {"bias": _alibi(6, 5, 7, 1), "bias_of": lambda _: biases.alibi(6)}
     return Problem(**draw.qkv(5, 7, batch=(1,), heads=6), q_start=1, **options)
 
 
 @CASES.check("B2", area="biases")
 def alibi_slopes(api: Api) -> None:
     """The bias of a pair at distance one is minus the slope, for 1, 3, 4, 6 and 8 heads."""
-    from refattn import attention_stages, biases
-
     for heads, slopes in SLOPES.items():
         x = api.array(np.zeros((heads, 2, 2)))
         biased = api.host(attention_stages(x, x, x, bias=biases.alibi(heads)).biased)
@@ -88,7 +89,7 @@ def _relative(draw: Draw, q_len: int, k_len: int, q_start: Any) -> Problem:
     bias = table[:, distance] if distance.ndim == 2 else np.moveaxis(table[:, distance[:, 0]], 0, 1)
 
     def bias_of(array: Convert) -> Any:
-        return _biases().relative(array(table))
+        return biases.relative(array(table))
 
     start = None if isinstance(q_start, int) else q_start
     return Problem(**draw.qkv(q_len, k_len), bias=bias, bias_of=bias_of, q_start=start)
@@ -108,22 +109,21 @@ def bias_per_key(draw: Draw) -> Problem:
 
 @CASES.problem("B4", "M17")
 def biases_add(draw: Draw) -> Problem:
-    """ALiBi, an array and another array add with +; -inf in one of them hides."""
-    first, second = draw.normal(5, 5), draw.exact(np.where(np.eye(5) > 0, -np.inf, 0.5))
+    """A table and two arrays add with +; -inf in one of them hides. All are quarters, so that the sum is exact."""
+    table, first = (np.round(4 * draw.normal(*shape)) / 4 for shape in ((4, 3), (5, 5)))
+    second = np.where(np.eye(5) > 0, -np.inf, 0.5)
+    query, key = positions(5, 5)
 
     def bias_of(array: Convert) -> Any:
-        return _biases().alibi(4) + array(first) + array(second)
+        return biases.relative(array(table)) + array(first) + array(second)
 
-    bias = _alibi(4, 5, 5) + first + second
+    bias = table[:, np.clip(key - query, -1, 1) + 1] + first + second
     return Problem(**draw.qkv(5, 5, heads=4), bias=bias, bias_of=bias_of)
 
 
 @CASES.check("B4", "E1", area="errors")
 def biases_that_are_refused(api: Api) -> None:
     """A bias is a floating array or a Bias with the right number of heads, and nothing else."""
-    from refattn import attention, biases
-    from refattn.errors import BiasError
-
     x = api.array(np.ones((2, 4, 8)))
     wrong: list[tuple[str, Any]] = [
         ("bias", api.array(np.ones((4, 4), dtype=bool))),
@@ -134,19 +134,17 @@ def biases_that_are_refused(api: Api) -> None:
         ("relative", biases.relative(api.array(np.ones((4, 3))))),
     ]
     for argument, bias in wrong:
-        expect_error(BiasError, argument, lambda bias=bias: attention(x, x, x, bias=bias))
+        expect_error(BiasError, argument, attention, x, x, x, bias=bias)
     for heads in (0, -1, 2.0, None):
-        expect_error(BiasError, "alibi", lambda heads=heads: biases.alibi(heads))
+        expect_error(BiasError, "alibi", biases.alibi, heads)
     for shape in ((2, 4), (5,), (1, 2, 3)):
         table = api.array(np.ones(shape))
-        expect_error(BiasError, "relative", lambda table=table: biases.relative(table))
+        expect_error(BiasError, "relative", biases.relative, table)
 
 
 @CASES.check("B5", area="rotary", dtypes=COMPUTED)
 def rotary(api: Api) -> None:
     """Pair i turns by position * base^(-2i/width), in both styles, with other bases, and in a part of the width."""
-    from refattn import rope
-
     x = api.draw.normal(2, 3, 5, 8)
     where = np.asarray([0, 1, 2, 17, 100])
     for style in ("half", "interleaved"):
@@ -165,25 +163,20 @@ def rotary(api: Api) -> None:
 @CASES.check("B5", "E1", area="errors")
 def rotary_arguments(api: Api) -> None:
     """The style is named and never guessed; width is even and fits, base is positive, positions fit."""
-    from refattn import rope
-    from refattn.errors import RotaryError
-
     x, where = api.array(np.ones((2, 5, 8))), api.array(np.arange(5))
     for style in ("neox", None, ""):
-        expect_error(RotaryError, "style", lambda style=style: rope(x, where, style=style))
+        expect_error(RotaryError, "style", rope, x, where, style=style)
     for base in (0.0, -1.0, float("nan"), float("inf"), "10000"):
-        expect_error(RotaryError, "base", lambda base=base: rope(x, where, style="half", base=base))
+        expect_error(RotaryError, "base", rope, x, where, style="half", base=base)
     for width in (3, 10, -2, 4.0):
-        expect_error(RotaryError, "width", lambda width=width: rope(x, where, style="half", width=width))
-    expect_error(RotaryError, "positions", lambda: rope(x, api.array(np.arange(4)), style="half"))
-    expect_error(RotaryError, "positions", lambda: rope(x, "0123", style="half"))
+        expect_error(RotaryError, "width", rope, x, where, style="half", width=width)
+    expect_error(RotaryError, "positions", rope, x, api.array(np.arange(4)), style="half")
+    expect_error(RotaryError, "positions", rope, x, "0123", style="half")
 
 
 @CASES.check("B6", area="rotary", dtypes=("float32", "float64"))
 def rotary_is_relative(api: Api) -> None:
     """Scores of rotated queries and keys depend on position differences only; those of unequal differences differ."""
-    from refattn import attention_stages, rope
-
     data = api.draw.qkv(4, 4, batch=(1,), heads=1)
     where = np.arange(4)
     for style in ("half", "interleaved"):
@@ -202,27 +195,18 @@ def rotary_is_relative(api: Api) -> None:
 @CASES.check("B7", "M16", area="rotary", dtypes=("float32", "float64"))
 def rotary_positions(api: Api) -> None:
     """Positions are (L,), or a row per batch entry: with left padding they count kept keys from 0."""
-    from refattn import attention, masks, rope
-    from refattn.conformance.judge import golden_of
-
     data = api.draw.qkv(5, 5, batch=(2,), heads=2)
     keep = np.asarray([[True] * 5, [False, False, True, True, True]])
     where = np.maximum(np.cumsum(keep, axis=-1) - 1, 0)
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
-    rotated = [rope(x, api.array(where), style="half") for x in (q, k)]
-    padded = api.host(attention(*rotated, v, causal=True, mask=masks.padding(api.array(keep))))
+    q_turned, k_turned = (rope(x, api.array(where), style="half") for x in (q, k))
+    padded = api.host(attention(q_turned, k_turned, v, causal=True, mask=masks.padding(api.array(keep))))
     parts = {name: data[name][1, :, 2:] for name in ("q", "k", "v")}
     alone = [rope(api.array(parts[name]), api.array(np.arange(3)), style="half") for name in ("q", "k")]
-    expect_equal("rotated queries of the padded entry", api.host(rotated[0])[1, :, 2:], api.host(alone[0]))
+    expect_equal("rotated queries of the padded entry", api.host(q_turned)[1, :, 2:], api.host(alone[0]))
     unpadded = {"q": api.host(alone[0]), "k": api.host(alone[1]), "v": parts["v"]}
     golden = golden_of(Problem(dtype=api.dtype, causal=True, **unpadded))
     expect_within("padded output", padded[1, :, 2:], golden.output, golden.bound(api.dtype))
     per_row = api.host(rope(q, api.array(np.stack([np.arange(5), np.arange(5) + 3])), style="half"))
     expect_equal("entry 0", per_row[0], api.host(rope(q, api.array(np.arange(5)), style="half"))[0])
     expect_equal("entry 1", per_row[1], api.host(rope(q, api.array(np.arange(5) + 3), style="half"))[1])
-
-
-def _biases() -> Any:
-    from refattn import biases
-
-    return biases

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from refattn import attention, masks
 from refattn.conformance.case import Api, Chapter, Problem, Unsupported
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw
 from refattn.dtypes import COMPUTED
+from refattn.errors import MaskArgumentError
+from refattn.goldens import golden
 
 CASES = Chapter("numbers")
 
@@ -49,9 +52,9 @@ def sum_of_many_weights(draw: Draw) -> Problem:
 
 @CASES.problem("N1", "P1")
 def large_scores(draw: Draw) -> Problem:
-    """Scores of some hundred, near each other, need a maximum subtracted before the exponential."""
+    """Scores near a thousand, close to each other, need a maximum subtracted before the exponential."""
     data = draw.qkv(4, 6, batch=(1,), d_k=16)
-    data["q"][..., 0], data["k"][..., 0] = 32.0, 64.0
+    data["q"][..., 0], data["k"][..., 0] = 32.0, 128.0
     return Problem(**data)
 
 
@@ -81,8 +84,6 @@ def heavy_tails(draw: Draw) -> Problem:
 @CASES.check("N2", area="tracing")
 def traced_like_eager(api: Api) -> None:
     """Traced, compiled or evaluated lazily, attention gives its eager result within the bound."""
-    from refattn import attention, masks
-
     data = api.draw.qkv(4, 4)
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
     counts = np.asarray([4, 2])
@@ -100,14 +101,11 @@ def traced_like_eager(api: Api) -> None:
 
 @CASES.check("N3", area="checks")
 def values_are_checked_on_the_host(api: Api) -> None:
-    """Counts out of range are errors as Python numbers, lists or NumPy arrays; as other arrays they mean what they say."""
-    from refattn import attention, masks
-    from refattn.errors import MaskArgumentError
-
+    """Counts out of range are errors as Python numbers, lists or NumPy arrays; else they mean what they say."""
     data = api.draw.qkv(3, 4)
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
     for counts in (5, [2, 5], np.asarray([2, 5])):
-        expect_error(MaskArgumentError, "lengths", lambda counts=counts: attention(q, k, v, mask=masks.lengths(counts)))
+        expect_error(MaskArgumentError, "lengths", attention, q, k, v, mask=masks.lengths(counts))
     if api.name == "numpy":
         return
     shown = np.asarray([[True] * 4, [False] * 4])[:, None, None, :]
@@ -119,8 +117,6 @@ def values_are_checked_on_the_host(api: Api) -> None:
 @CASES.check("N4", area="determinism", dtypes=COMPUTED)
 def repeatable(api: Api) -> None:
     """Three calls give the same bits, whatever ran in between."""
-    from refattn import attention
-
     data, other = api.draw.qkv(9, 17), api.draw.qkv(9, 17)
     first = api.host(attention(*(api.array(data[name]) for name in ("q", "k", "v"))))
     for _ in range(2):
@@ -132,8 +128,6 @@ def repeatable(api: Api) -> None:
 @CASES.check("N5", area="warnings", dtypes=COMPUTED)
 def no_warnings_about_hidden_poison(api: Api) -> None:
     """Non-finite data behind a mask, empty rows and -inf biases raise no floating-point warning."""
-    from refattn import attention
-
     data = api.draw.qkv(4, 6)
     data["k"][..., 4, :], data["v"][..., 4, :], data["k"][..., 5, :] = np.nan, np.inf, -np.inf
     shown = np.broadcast_to(np.arange(6) < 4, (4, 6)).copy()
@@ -150,15 +144,12 @@ def no_warnings_about_hidden_poison(api: Api) -> None:
 @CASES.check("N6", area="golden values", dtypes=COMPUTED)
 def golden_of_any_library(api: Api) -> None:
     """golden() takes arrays of any library and picks rows without moving them; refattn keeps its bound."""
-    from refattn import attention, masks
-    from refattn.goldens import golden
-
     data = api.draw.qkv(6, 6, heads=4, kv_heads=2)
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
-    options = {"causal": True, "mask": masks.window(2, 0), "softcap": 4.0}
+    options: dict[str, Any] = {"causal": True, "mask": masks.window(2, 0), "softcap": 4.0}
     whole, some = golden(q, k, v, **options), golden(q, k, v, rows=[1, 5], weights=True, **options)
     expect_equal("picked rows", some.output, whole.output[..., [1, 5], :])
-    expect_equal("shape of the weights", some.weights.shape, (2, 4, 2, 6))
+    expect_equal("shape of the weights", np.shape(some.weights), (2, 4, 2, 6))
     output = api.host(attention(q, k, v, **options))
     expect_within("output", output, whole.output, whole.bound(api.dtype))
     expect_within("picked output", output[..., [1, 5], :], some.output, some.bound(api.dtype))

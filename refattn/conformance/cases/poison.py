@@ -1,4 +1,4 @@
-"""Chapter M, second part: what hidden keys hold must not matter, what visible ones hold must; lazy masks."""
+"""Chapter M, third part: what hidden keys hold must not matter, what visible ones hold must; lazy masks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from refattn import attention_with_lse, masks
 from refattn.conformance.case import Api, Chapter, Convert, Problem
 from refattn.conformance.expect import expect, expect_equal
-from refattn.conformance.plain import LARGEST, Draw, indices, positions, published
+from refattn.conformance.plain import LARGEST, Draw, indices, known_output, positions, published
 from refattn.dtypes import COMPUTED
 
 CASES = Chapter("poison")
@@ -23,8 +24,6 @@ IDS = np.asarray([[0, 0, 0, 1, 1, 1], [2, 2, 3, 3, 3, 3]])
 
 def _rule(name: str) -> tuple[Array, Callable[[Convert], Any]]:
     """Visible pairs of 4 queries and 6 keys by one kind of mask, plainly and as a Mask; each hides some keys wholly."""
-    from refattn import masks
-
     rows, keys = indices(4, 6)
     rules: dict[str, tuple[Array, Callable[[Convert], Any]]] = {
         "causal": (keys <= rows, lambda _: masks.causal()),
@@ -63,11 +62,13 @@ def _poisoned(draw: Draw, shown: Array) -> dict[str, Any]:
 def _hidden_poison(kind: str) -> None:
     def build(draw: Draw) -> Problem:
         shown, mask = _rule(kind)
-        starts = {"q_start": 0} if kind in ("causal", "window", "chunks") else {}
-        return Problem(**_poisoned(draw, shown), shown=shown, mask=mask, **starts)
+        start = 0 if kind in ("causal", "window", "chunks") else None
+        return Problem(**_poisoned(draw, shown), shown=shown, mask=mask, q_start=start)
 
     build.__name__ = f"behind_{kind}"
-    build.__doc__ = f"Keys and values hidden by {kind} influence nothing, whatever they hold: NaN, infinities, huge numbers."
+    build.__doc__ = (
+        f"Keys and values hidden by {kind} influence nothing, whatever they hold: NaN, infinities, huge numbers."
+    )
     CASES.problem("M19")(build)
 
 
@@ -88,9 +89,9 @@ def published_poison(draw: Draw) -> Problem:
     q, k, v = published(105, (1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4))
     k[..., 2, :], v[..., 2, :] = np.nan, np.nan
     rows = [[-1.358437, -0.704413, 0.823605, 0.056019], [-1.316067, -0.014946, 0.926505, 0.03765]]
-    known = {"output": (np.asarray(rows), 2e-6)} if draw.dtype in ("float32", "float64") else {}
+    known = known_output(draw, rows)
     shown = np.asarray([[True, True, False], [True, True, False]])
-    return Problem(dtype=draw.dtype, q=draw.exact(q), k=draw.exact(k), v=draw.exact(v), shown=shown, known=known)
+    return Problem(**draw.given(q, k, v), shown=shown, known=known)
 
 
 @CASES.problem("M19", "K4")
@@ -101,7 +102,7 @@ def unused_slots_of_a_cache(draw: Draw) -> Problem:
     for name in ("k", "v"):
         data[name] = np.where(unused[:, None, :, None], np.nan, data[name])
     shown = indices(1, 6)[1] < counts[:, None, None, None]
-    return Problem(**data, shown=shown, mask=lambda array: _masks().lengths(array(counts)))
+    return Problem(**data, shown=shown, mask=lambda array: masks.lengths(array(counts)))
 
 
 @CASES.problem("M19")
@@ -140,8 +141,6 @@ def poison_seen_by_some(draw: Draw) -> Problem:
 @CASES.check("M19", "N5", area="masks", dtypes=COMPUTED)
 def not_a_single_bit(api: Api) -> None:
     """In the dense core the same inputs with and without poison behind a mask give the same bits."""
-    from refattn import attention_with_lse
-
     for kind in MASK_KINDS:
         shown, mask = _rule(kind)
         dirty = _poisoned(api.draw, shown)
@@ -227,7 +226,6 @@ def nan_query(draw: Draw) -> Problem:
 
 
 def _all_masks() -> dict[str, Any]:
-    from refattn import masks
 
     kinds = {kind: _rule(kind)[1](np.asarray) for kind in MASK_KINDS}
     return {
@@ -242,7 +240,14 @@ def _all_masks() -> dict[str, Any]:
 @CASES.check("M14", area="masks")
 def tiles_and_arrays_agree(api: Api) -> None:
     """All, none or mixed, a tile's answer is that of its pairs; visible() at scattered indices is the array's."""
-    fixed = {"documents": (4, 6), "lengths": (4, 6), "padding": (4, 6), "dense": (4, 6), "blocks": (4, 6), "mixture": (6, 6)}
+    fixed = {
+        "documents": (4, 6),
+        "lengths": (4, 6),
+        "padding": (4, 6),
+        "dense": (4, 6),
+        "blocks": (4, 6),
+        "mixture": (6, 6),
+    }
     for name, mask in _all_masks().items():
         q_len, k_len = fixed.get(name, (5, 7))
         starts = (2, 1) if mask.positional else (0, 0)
@@ -267,11 +272,11 @@ def tiles_and_arrays_agree(api: Api) -> None:
 def tiles_need_no_array(api: Api) -> None:
     """A tile of a million by a million pairs is answered at once, without an array of that size."""
     million, started = 10**6, time.monotonic()
-    mask = _masks().causal() & _masks().window(10, None)
+    mask = masks.causal() & masks.window(10, None)
     answers = [
         mask.tile(range(million), range(million)),
         mask.tile(range(million), range(million), -2 * million, 0),
-        _masks().causal().tile(range(million), range(million), 2 * million, 0),
+        masks.causal().tile(range(million), range(million), 2 * million, 0),
     ]
     expect(answers == ["mixed", "none", "all"], f"on {api.name} tiles answer {answers}, expected mixed, none, all")
     seconds = time.monotonic() - started
@@ -283,15 +288,9 @@ def drawing(api: Api) -> None:
     """to_text has a line per query and a mark per key, two kinds of marks in all."""
     expect(api.name != "", "the library has a name")
     query, key = positions(3, 5, 2)
-    lines = _masks().causal().to_text(3, 5, q_start=2).splitlines()
+    lines = masks.causal().to_text(3, 5, q_start=2).splitlines()
     marks = [line.replace(" ", "") for line in lines]
     expect([len(line) for line in marks] == [5, 5, 5], f"expected three lines of five marks, got {lines}")
     seen = key <= query
     shown, hidden = ({marks[i][j] for i, j in np.argwhere(pairs)} for pairs in (seen, ~seen))
     expect(len(shown) == len(hidden) == 1 and shown != hidden, f"visible pairs are {shown}, hidden ones {hidden}")
-
-
-def _masks() -> Any:
-    from refattn import masks
-
-    return masks

@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 
+from refattn import attention, attention_stages
 from refattn.conformance.case import Api, Chapter, Problem
 from refattn.conformance.expect import expect, expect_bits, expect_equal, expect_error, expect_within
-from refattn.conformance.plain import Draw, indices, published
+from refattn.conformance.plain import Draw, indices, known_output, published
 from refattn.dtypes import COMPUTED
+from refattn.errors import ScaleError, SoftcapError
 
 CASES = Chapter("scores")
 
@@ -61,8 +63,8 @@ def negative_scale(draw: Draw) -> Problem:
     """A negative scale prefers the keys that point away."""
     q, k, v = published(115, (1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4))
     rows = [[-0.091022, 0.016275, 0.02301, -0.767887], [-0.13017, 0.052717, 0.072887, -0.251823]]
-    known = {"output": (np.asarray(rows), 2e-6)} if draw.dtype in ("float32", "float64") else {}
-    return Problem(dtype=draw.dtype, q=draw.exact(q), k=draw.exact(k), v=draw.exact(v), scale=-0.5, known=known)
+    known = known_output(draw, rows)
+    return Problem(**draw.given(q, k, v), scale=-0.5, known=known)
 
 
 @CASES.problem("S2")
@@ -86,8 +88,6 @@ def odd_scale(draw: Draw) -> Problem:
 @CASES.check("S2", area="arrays", dtypes=COMPUTED)
 def scale_as_an_array(api: Api) -> None:
     """A 0-d floating array of q's library is a scale, whose value nobody looks at."""
-    from refattn import attention, attention_stages
-
     data = api.draw.qkv(3, 4, batch=(1,))
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
     expect_bits("output", api, attention(q, k, v, scale=api.array(np.asarray(0.25))), attention(q, k, v, scale=0.25))
@@ -98,12 +98,9 @@ def scale_as_an_array(api: Api) -> None:
 @CASES.check("S2", area="errors")
 def scales_that_are_refused(api: Api) -> None:
     """A scale that is no finite real number, and no 0-d floating array of q's library, is an error."""
-    from refattn import attention
-    from refattn.errors import ScaleError
-
     x = api.array(np.ones((1, 3, 4)))
     for scale in (math.nan, math.inf, -math.inf, "1", 1j, True, api.array(np.ones(1)), api.array(np.asarray(1))):
-        expect_error(ScaleError, "scale", lambda scale=scale: attention(x, x, x, scale=scale))
+        expect_error(ScaleError, "scale", attention, x, x, x, scale=scale)
 
 
 @CASES.problem("S3")
@@ -130,13 +127,10 @@ def generous_soft_cap(draw: Draw) -> Problem:
 @CASES.check("S4", area="errors", dtypes=COMPUTED)
 def domain_of_the_soft_cap(api: Api) -> None:
     """None switches the cap off; 0, negative numbers, NaN, infinity and what is no number are errors."""
-    from refattn import attention
-    from refattn.errors import SoftcapError
-
     x = api.array(api.draw.normal(1, 3, 4))
     expect_bits("output", api, attention(x, x, x, softcap=None), attention(x, x, x))
     for softcap in (0, 0.0, -1.0, math.nan, math.inf, "2", True):
-        expect_error(SoftcapError, "softcap", lambda softcap=softcap: attention(x, x, x, softcap=softcap))
+        expect_error(SoftcapError, "softcap", attention, x, x, x, softcap=softcap)
 
 
 @CASES.problem("S5", "S3")
@@ -167,8 +161,8 @@ def bias_is_not_scaled(draw: Draw) -> Problem:
     q, k, v = published(117, (1, 1, 2, 16), (1, 1, 3, 16), (1, 1, 3, 4))
     bias = np.asarray([[0.0, 2.0, -1.0], [1.0, 0.0, 3.0]])
     rows = [[0.692107, 0.444248, 0.426481, 1.035567], [-0.145379, -0.301663, -0.037485, 1.290045]]
-    known = {"output": (np.asarray(rows), 2e-6)} if draw.dtype in ("float32", "float64") else {}
-    return Problem(dtype=draw.dtype, q=draw.exact(q), k=draw.exact(k), v=draw.exact(v), bias=bias, known=known)
+    known = known_output(draw, rows)
+    return Problem(**draw.given(q, k, v), bias=bias, known=known)
 
 
 @CASES.problem("S5", "N6")
@@ -190,8 +184,6 @@ def everything_at_once(draw: Draw) -> Problem:
 @CASES.check("S5", "N4", area="stages", dtypes=COMPUTED)
 def stages_can_be_read(api: Api) -> None:
     """attention_stages gives every intermediate, each following from the one before; its output is attention's."""
-    from refattn import attention, attention_stages
-
     data = api.draw.qkv(3, 4, batch=(1,), spread=1.5)
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
     shown = np.arange(4)[None, :] <= np.arange(3)[:, None] + 1
@@ -226,8 +218,6 @@ def stages_can_be_read(api: Api) -> None:
 @CASES.check("S6", area="stages")
 def why_the_scale(api: Api) -> None:
     """Unit-variance components give scores with a standard deviation near sqrt(d_k), 8 for 64, and saturated rows."""
-    from refattn import attention_stages
-
     data = api.draw.qkv(64, 64, batch=(1,), heads=1, d_k=64)
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
     stages, unscaled = attention_stages(q, k, v), attention_stages(q, k, v, scale=1.0)

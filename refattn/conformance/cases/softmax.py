@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from refattn import attention, attention_stages, attention_with_lse
 from refattn.conformance.case import FULL, Api, Chapter, Problem
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
+from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw, causal_pairs, indices
 from refattn.dtypes import COMPUTED
+from refattn.errors import SinkError
 
 CASES = Chapter("softmax")
 
 
 @CASES.problem("P1")
 def over_the_keys(draw: Draw) -> Problem:
-    """Softmax runs over the keys: as many queries as keys, so that the other axis fits too, and gives another result."""
+    """Softmax runs over the keys: with as many queries as keys the other axis fits too, and is wrong."""
     return Problem(**draw.qkv(6, 6, spread=1.5))
 
 
@@ -96,7 +99,9 @@ def sinks_are_final_logits(draw: Draw) -> Problem:
 @CASES.problem("P3", "M13")
 def sinks_with_causal(draw: Draw) -> Problem:
     """A sink is seen by every row, also under causal visibility and in groups of heads."""
-    return Problem(**draw.ramp(5, 5, heads=4, kv_heads=2, step=1.0), causal=True, sinks=np.asarray([1.0, 4.0, -1.0, 2.0]))
+    return Problem(
+        **draw.ramp(5, 5, heads=4, kv_heads=2, step=1.0), causal=True, sinks=np.asarray([1.0, 4.0, -1.0, 2.0])
+    )
 
 
 @CASES.problem("P3")
@@ -133,14 +138,11 @@ def sink_of_rank_two(draw: Draw) -> Problem:
 @CASES.check("P3", area="errors")
 def sinks_that_are_refused(api: Api) -> None:
     """sinks is a floating array with one number per query head, and nothing else."""
-    from refattn import attention
-    from refattn.errors import SinkError
-
     x = api.array(np.ones((2, 3, 4)))
     wrong = (np.ones(3), np.ones(1), np.ones((2, 1)), np.ones(2, dtype=np.int32))
     for values in wrong:
         sinks = api.array(values)
-        expect_error(SinkError, "sinks", lambda sinks=sinks: attention(x, x, x, sinks=sinks))
+        expect_error(SinkError, "sinks", attention, x, x, x, sinks=sinks)
 
 
 @CASES.problem("P4", dtypes=FULL)
@@ -211,9 +213,6 @@ def constant_bias(draw: Draw) -> Problem:
 @CASES.check("P6", area="softmax", dtypes=COMPUTED)
 def shift_of_the_log_sum_exp(api: Api) -> None:
     """A constant added to a row's logits is added to its log-sum-exp, and the output stays."""
-    from refattn import attention_with_lse
-    from refattn.conformance.judge import golden_of
-
     data, bias = api.draw.qkv(4, 6, batch=(1,)), np.asarray([[1.0], [-4.0], [16.0], [0.0]]) * np.ones((1, 6))
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
     plain, shifted = golden_of(Problem(**data)), golden_of(Problem(**data, bias=bias))
@@ -233,8 +232,6 @@ def infinite_bias(draw: Draw) -> Problem:
 @CASES.check("P7", area="stages")
 def logits_of_minus_infinity(api: Api) -> None:
     """A visible score that overflows to -inf has weight 0; a row of nothing else is NaN."""
-    from refattn import attention_stages
-
     q, v = api.array(np.full((1, 2, 1), 1e30)), api.array(np.asarray([[[2.0], [4.0]]]))
     k = api.array(np.asarray([[[-1e30], [0.0]]]))
     weights = api.host(attention_stages(q, k, v, scale=1.0).weights)

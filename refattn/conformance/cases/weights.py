@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from refattn import attention_stages
 from refattn.conformance.case import Api, Chapter, Problem
 from refattn.conformance.expect import expect, expect_within
 from refattn.conformance.judge import golden_of
@@ -14,8 +15,6 @@ CASES = Chapter("weights")
 @CASES.check("X1", area="weights")
 def different_weights_one_output(api: Api) -> None:
     """Two queries prefer different keys whose values are equal: different weights, the same output."""
-    from refattn import attention_stages
-
     q = np.asarray([[[4.0, 0.0]], [[0.0, 4.0]]])
     k = np.broadcast_to([[2.0, 0.0], [0.0, 2.0], [0.0, 0.0]], (2, 3, 2))
     v = np.broadcast_to([[1.0, -1.0], [1.0, -1.0], [1.0, -1.0]], (2, 3, 2))
@@ -31,8 +30,6 @@ def different_weights_one_output(api: Api) -> None:
 @CASES.check("X2", area="weights")
 def one_weight_matrix_different_outputs(api: Api) -> None:
     """The same queries and keys with other values: equal weights, different outputs."""
-    from refattn import attention_stages
-
     data = api.draw.qkv(3, 4, batch=(1,))
     q, k = api.array(data["q"]), api.array(data["k"])
     first, second = (attention_stages(q, k, api.array(v)) for v in (data["v"], -data["v"]))

@@ -1,4 +1,4 @@
-"""What every target shares: arrays in the problem's memory layout, a second call, and a look at the inputs afterwards."""
+"""What every target shares: arrays in the problem's memory layout, a second call, a look at the inputs afterwards."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ArrayTarget:
         missing = [] if self.features is None else [need for need in needs if need not in self.features]
         return f"{self.name} cannot express {', '.join(missing)}" if missing else ""
 
-    def api(self, draw: Draw) -> Api | None:  # noqa: ARG002 - a foreign implementation has none
+    def api(self, draw: Draw) -> Api | None:
         """None: checks are about refattn's own functions."""
         return None
 

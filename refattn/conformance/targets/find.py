@@ -27,7 +27,9 @@ def find_target(name: str, library: str = "numpy") -> ArrayTarget:
     backend = name.removeprefix(PREFIX)
     if backend not in installed:
         choices = ["torch", *(PREFIX + one for one in installed)]
-        raise TargetError(f"no target {name!r}; there are {', '.join(choices)}, and module:function or file.py:function")
+        raise TargetError(
+            f"no target {name!r}; there are {', '.join(choices)}, and module:function or file.py:function"
+        )
     from refattn.conformance.targets.refattn import RefattnTarget
 
     return RefattnTarget(backend)

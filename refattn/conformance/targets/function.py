@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, library_backend
 
@@ -35,7 +33,7 @@ class FunctionTarget(ArrayTarget):
         self._function = load_function(name)
         self.features = _features(self._function, name)
 
-    def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:  # noqa: ARG002
+    def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """One call with the options that the problem uses."""
         options: dict[str, Any] = {}
         if problem.causal:

@@ -21,7 +21,7 @@ class TorchTarget(ArrayTarget):
     def __init__(self) -> None:
         super().__init__(library_backend("torch"))
 
-    def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:  # noqa: ARG002
+    def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """is_causal where it says what the problem says, else attn_mask: boolean, or floating if there is a bias."""
         import torch
 

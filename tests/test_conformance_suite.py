@@ -1,0 +1,511 @@
+"""The judge is judged: every clause has cases, wrong implementations fail on them, right ones never do."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planted_faults
+import refattn
+from refattn import CHAPTERS, CLAUSES, biases, errors, masks
+from refattn.conformance.captured import CaptureError, captured_cases
+from refattn.conformance.case import Case, Problem
+from refattn.conformance.cases import all_cases
+from refattn.conformance.judge import Result, error_over_bound, golden_of, judge
+from refattn.conformance.plain import Draw, rounded
+from refattn.conformance.report import explain, verdict_line
+from refattn.conformance.runner import Record, add_arguments, check_command, chosen_pairs, run_case, run_suite
+from refattn.conformance.targets import TargetError, find_target
+from refattn.conformance.targets.function import FunctionTarget
+from refattn.goldens import golden
+
+Array = Any
+CASES = {case.name: case for case in all_cases()}
+PROBLEMS = [case for case in CASES.values() if case.build is not None]
+LABELS = {clause.label for clause in CLAUSES}
+
+
+# ---- the relation of clauses, cases, errors and code ------------------------------------------------------
+
+
+def test_every_clause_has_a_case() -> None:
+    """No clause is without a case, and no case names an unknown clause."""
+    tested = {label for case in CASES.values() for label in case.clauses}
+    assert tested == LABELS
+
+
+def test_every_error_names_a_clause() -> None:
+    """No error class names an unknown clause."""
+    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.RefattnError)]
+    assert {c.clause for c in classes} <= LABELS
+
+
+def test_every_label_stands_at_the_code() -> None:
+    """Each label appears in the specification's code beside clauses.py, where the rule is realised."""
+    folder = Path(refattn.__file__).parent
+    sources = [path.read_text(encoding="utf-8") for path in folder.glob("*.py") if path.name != "clauses.py"]
+    found = set(re.findall(rf"\b[{''.join(CHAPTERS)}][0-9]+\b", "\n".join(sources)))
+    assert sorted(LABELS - found) == []
+
+
+def test_cases_can_be_told_apart_and_read() -> None:
+    """Names are unique, every case has one sentence, clauses, dtypes, and exactly one of problem and check."""
+    assert len(CASES) == len(all_cases())
+    for case in CASES.values():
+        assert case.says.endswith("."), case.name
+        assert case.clauses
+        assert case.dtypes
+        assert (case.build is None) != (case.check is None)
+
+
+@pytest.mark.parametrize("case", PROBLEMS, ids=lambda case: case.name)
+def test_a_problem_says_the_same_twice(case: Case) -> None:
+    """Inputs are exact in their dtype, the plain visible pairs and biases are those of refattn's options, published
+    numbers are the golden value's, and the same seed gives the same problem."""
+    for dtype in case.dtypes:
+        problem = case.problem(dtype, 3)
+        for name in ("q", "k", "v", "bias", "sinks"):
+            values = getattr(problem, name)
+            if values is not None:
+                np.testing.assert_array_equal(rounded(values, dtype), values, err_msg=name)
+        again = case.problem(dtype, 3)
+        np.testing.assert_array_equal(again.q, problem.q)
+        plain = golden_of(problem, weights=True)
+        for name, (values, error) in problem.known.items():
+            got = getattr(plain, name)
+            got = got.reshape(-1, *got.shape[got.ndim - values.ndim + 1 :])[: values.shape[0]] if values.ndim else got
+            np.testing.assert_allclose(got.reshape(-1)[: values.size], values.reshape(-1), rtol=0, atol=error or 1e-15)
+        options: dict[str, Any] = {
+            "causal": problem.causal,
+            "mask": problem.shown if problem.mask is None else problem.mask(np.asarray),
+            "bias": problem.bias if problem.bias_of is None else problem.bias_of(np.asarray),
+            "q_start": problem.q_start,
+            "k_start": problem.k_start,
+            "scale": problem.scale,
+            "softcap": problem.softcap,
+            "sinks": problem.sinks,
+        }
+        asked = golden(problem.q, problem.k, problem.v, **options)
+        np.testing.assert_allclose(asked.output, plain.output, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(asked.lse, plain.lse, rtol=1e-12, atol=1e-14)
+
+
+# ---- faults are caught, right implementations are not accused ---------------------------------------------
+
+
+def records(
+    target: Any, label: str | None = None, dtypes: tuple[str, ...] = planted_faults.ALL, seed: int = 20
+) -> list[Record]:
+    labels = None if label is None else frozenset({label})
+    return list(run_suite(target, chosen_pairs(PROBLEMS, labels, dtypes), seed).records)
+
+
+def target_of(function: str) -> FunctionTarget:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 on NumPy needs ml_dtypes")
+    return FunctionTarget(f"planted_faults:{function}")
+
+
+@pytest.mark.parametrize("fault", planted_faults.FAULTS)
+def test_a_fault_is_caught(fault: str) -> None:
+    """A case that names the broken clause fails by more than ten times the bound, in every dtype that can show it."""
+    label, dtypes = planted_faults.FAULTS[fault]
+    found = records(target_of(re.sub("[ -]", "_", fault)), label, dtypes)
+    for dtype in dtypes:
+        caught = [r for r in found if r.dtype == dtype and r.verdict == "fail" and label in r.clauses]
+        assert caught, f"{fault} passes every case of {label} in {dtype}"
+        assert any(r.error_over_bound is None or r.error_over_bound > 10 for r in caught), [r.message for r in caught]
+
+
+def _off_by_one_window(self: Any, frame: Any) -> Array:
+    keys, rows = frame.keys_from_rows, frame.rows
+    left = np.inf if self.left is None else self.left + (self.right is not None)
+    right = np.inf if self.right is None else self.right
+    return (keys >= rows - left) & (keys <= rows + right)
+
+
+def _truncating_chunks(self: Any, frame: Any) -> Array:
+    return np.trunc(frame.query_positions / self.size) == np.trunc(frame.key_positions / self.size)
+
+
+def _reshaped_heads(x: Array, heads: int) -> Array:
+    return x.reshape(*x.shape[:-2], heads, x.shape[-2], x.shape[-1] // heads)
+
+
+PATCHES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
+    "window one too long": ("M6", masks.Window, "evaluate", _off_by_one_window),
+    "window by index": ("M6", masks.Window, "evaluate", lambda self, f: f.keys >= f.rows - (self.left or 0)),
+    "chunks truncate": ("M7", masks.Chunks, "evaluate", _truncating_chunks),
+    "prefix one too long": ("M8", masks.Prefix, "evaluate", lambda self, f: f.key_positions <= self.n),
+    "prefix by index": ("M8", masks.Prefix, "evaluate", lambda self, f: f.keys < self.n),
+    "documents of the keys alone": ("M9", masks.Documents, "evaluate", lambda self, f: f.per_key(self.q_ids, "x") >= 0),
+    "length as last index": (
+        "M10",
+        masks.Lengths,
+        "evaluate",
+        lambda self, f: f.keys <= f.per_entry(np.asarray(self.n), "n"),
+    ),
+    "padding inverted": ("M11", masks.Padding, "evaluate", lambda self, f: ~f.per_key(self.keep, "keep")),
+    "or is and": ("M13", masks.Or, "evaluate", lambda self, f: self.first.evaluate(f) & self.second.evaluate(f)),
+    "not is lost": ("M13", masks.Not, "evaluate", lambda self, f: self.mask.evaluate(f)),
+    "heads split by reshape": ("G3", refattn.heads, "split_heads", _reshaped_heads),
+    "relative is mirrored": (
+        "B3",
+        biases.Relative,
+        "evaluate",
+        lambda self, f, _: self.table[:, ::-1][:, np.clip(f.keys_from_rows - f.rows, -2, 2) + 2],
+    ),
+    "alibi sign": (
+        "B1",
+        biases.Alibi,
+        "evaluate",
+        lambda self, f, _: (
+            np.asarray(biases.alibi_slopes(self.heads))[:, None, None] * np.abs(f.keys_from_rows - f.rows)
+        ),
+    ),
+    "alibi slopes start at 1": (
+        "B2",
+        biases,
+        "alibi_slopes",
+        lambda heads: [2.0 ** (-8.0 * h / heads) for h in range(heads)],
+    ),
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_fault_of_a_mask_or_bias_is_caught(patch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """refattn itself, with one of its rules broken, fails cases of that rule."""
+    label, where, name, wrong = PATCHES[patch]
+    if name == "split_heads":
+        monkeypatch.setattr(refattn, name, wrong)
+    monkeypatch.setattr(where, name, wrong)
+    target = find_target("numpy")
+    for dtype in ("float16", "float32"):
+        pairs = chosen_pairs(CASES.values(), frozenset({label}), (dtype,))
+        report = run_suite(target, pairs, 20)
+        assert any(label in record.clauses for record in report.broken), f"{patch} passes {label} in {dtype}"
+
+
+@pytest.mark.parametrize("function", ["correct", "correct_unfused"])
+def test_right_implementations_are_not_accused(function: str) -> None:
+    """Plain implementations, scores stored wide or low, fail nothing with any of several seeds."""
+    target = target_of(function)
+    for seed in range(2):
+        found = records(target, seed=seed)
+        # Scores beyond float16 are what this case is about, and storing them low is a fault there.
+        broken = {(r.case, r.message) for r in found if r.verdict in ("fail", "crashed")}
+        if function == "correct_unfused":
+            broken = {one for one in broken if one[0] != "numbers.scores_beyond_float16"}
+        assert broken == set()
+        assert sum(r.verdict == "pass" for r in found) > 500
+
+
+def test_the_model_met_is_reported() -> None:
+    """Storing scores in bfloat16 passes as "unfused", and the report says so; float32 has one model."""
+    assert run_suite(target_of("correct"), chosen_pairs(PROBLEMS), 0).models["bfloat16"] == "fused"
+    report = run_suite(target_of("correct_unfused"), chosen_pairs(PROBLEMS, frozenset({"S1"})), 0)
+    assert report.models == {"bfloat16": "unfused", "float16": "unfused", "float32": "fused", "float64": "fused"}
+    assert "rounded to the storage type in bfloat16, float16" in verdict_line(report)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("writes_to_its_input", "wrote to q"),
+        ("never_the_same", "other bits"),
+        ("memoised", "bound"),
+        ("returns_a_list", "expected an array"),
+        ("raises", "no kernel image"),
+        ("asserts", "width must be 128"),
+        ("nothing_but_nan", "is nan, expected"),
+    ],
+)
+def test_foul_play_is_caught(function: str, words: str) -> None:
+    """Writing to inputs, other answers the second time, memoised or missing answers each speak against a target."""
+    report = run_suite(target_of(function), chosen_pairs(PROBLEMS, frozenset({"G1", "S1"}), ("float32",)), 20)
+    assert not report.conforms
+    assert report.broken
+    assert any(words in record.message for record in report.broken), [r.message for r in report.broken]
+
+
+# ---- judging ----------------------------------------------------------------------------------------------
+
+
+def one_problem(dtype: str = "float32", **options: Any) -> Problem:
+    return Problem(**Draw(dtype, np.random.default_rng(0)).qkv(3, 4), **options)
+
+
+def test_what_a_judgement_says() -> None:
+    """The worst place is named with its values; NaN in the wrong place is no wildcard, and none is in the right one."""
+    problem = one_problem()
+    output = golden_of(problem).output.copy()
+    assert judge(problem, Result(output=output, dtype="float32")).verdict == "pass"
+    output[1, 0, 2, 3] += 0.5
+    judged = judge(problem, Result(output=output, dtype="float32"))
+    assert (judged.verdict, judged.place and judged.place.at) == ("fail", (1, 0, 2, 3))
+    assert "output[1, 0, 2, 3]" in judged.message
+    assert judged.error_over_bound is not None
+    assert judged.error_over_bound > 1e4
+    for wrong in (np.nan, np.inf):
+        assert judge(problem, Result(output=np.full_like(output, wrong), dtype="float32")).error_over_bound == np.inf
+    hidden = one_problem(shown=np.zeros((3, 4), dtype=bool))
+    assert judge(hidden, Result(output=np.full_like(output, 1e-30), dtype="float32")).verdict == "fail"
+    assert error_over_bound(np.nan, np.nan, 0.0) == 0
+    assert error_over_bound([], [], []) == 0
+
+
+def test_form_comes_before_numbers() -> None:
+    """Shape, dtype and library of the output, and those of the log-sum-exp, are judged first."""
+    problem = one_problem("float16")
+    right = golden_of(problem, weights=True)
+    good: dict[str, Any] = {"output": right.output, "dtype": "float16", "lse": right.lse, "lse_dtype": "float32"}
+    assert judge(problem, Result(**good)).verdict == "pass"
+    for change, words in (
+        ({"output": right.output[..., :-1]}, "shape"),
+        ({"dtype": "float32"}, "dtype float32"),
+        ({"library": False}, "library"),
+        ({"lse": right.lse[..., None]}, "log-sum-exp has shape"),
+        ({"lse_dtype": "float16"}, "at least float32"),
+        ({"weights": right.lse}, "weights have shape"),
+        ({"changed": ("k",)}, "wrote to k"),
+        ({"repeated": False}, "other bits"),
+    ):
+        judged = judge(problem, Result(**{**good, **change}))
+        assert judged.verdict == "fail"
+        assert words in judged.message
+
+
+def test_what_cannot_be_judged_is_not_passed() -> None:
+    """Where the unfused model says nothing, a result beyond the fused bound is neither right nor wrong."""
+    case = CASES["numbers.large_scores"]
+    problem = case.problem("bfloat16", 20)
+    exact = golden_of(problem)
+    near = exact.output + 3 * exact.bound("bfloat16")
+    assert judge(problem, Result(output=near, dtype="bfloat16")).verdict == "not judgeable"
+    record = Record(case="x", clauses=("S1",), says="", dtype="bfloat16", verdict="not judgeable")
+    assert record.as_dict()["error_over_bound"] is None
+
+
+# ---- the command ------------------------------------------------------------------------------------------
+
+
+def check(*arguments: str) -> int:
+    parser = argparse.ArgumentParser(prog="refattn check")
+    add_arguments(parser)
+    return check_command(parser.parse_args(list(arguments)))
+
+
+def test_check_numpy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """refattn conforms: exit code 0, a table, a verdict, and JSON with every record."""
+    assert check("numpy", "--quick", "--clauses", "S1,M", "--json", str(tmp_path / "out.json")) == 0
+    out = capsys.readouterr().out
+    assert "refattn-numpy conforms" in out
+    assert "Default scale" in out
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["conforms"] is True
+    assert report["versions"]["numpy"] == np.__version__
+    assert {"case", "clauses", "verdict", "error_over_bound", "model", "message", "dtype"} <= set(report["records"][0])
+    assert {r["dtype"] for r in report["records"]} == {"float32"}
+
+
+def test_check_explains_the_first_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault gives exit code 1, the case, what must hold, where it is worst, and the clause's text."""
+    assert check("planted_faults:causal_shows_the_next", "--clauses", "M4", "--dtype", "float32,float64") == 1
+    out = capsys.readouterr().out
+    for words in ("First failure", "must hold", "times the bound", "M4: Causal.", "does not conform"):
+        assert words in out
+
+
+def test_check_stops_at_the_first_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """--fail-fast ends the run there; - sends JSON, and nothing else, to standard output."""
+    assert check("planted_faults:raises", "--fail-fast", "--quick", "--json", "-") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [record["verdict"] for record in report["records"]] == ["crashed"]
+    assert "RuntimeError: no kernel image" in report["records"][0]["message"]
+
+
+def test_check_lists_what_is_unsupported(capsys: pytest.CaptureFixture[str]) -> None:
+    """A parameter that the signature lacks makes a case unsupported, never passed; a few parameters suffice."""
+    assert check("planted_faults:correct_in_its_features", "--quick") == 0
+    out = capsys.readouterr().out
+    assert "cannot express mask" in out
+    assert "returns no log-sum-exp" in out
+
+
+def test_nothing_judged_is_not_conforming(capsys: pytest.CaptureFixture[str]) -> None:
+    """A target that refuses everything, or a choice without cases, does not conform."""
+    assert check("planted_faults:takes_nothing_but_tensors", "--quick") == 1
+    assert "nothing could be judged" in capsys.readouterr().out
+    assert check("planted_faults:correct", "--clauses", "C1") == 1
+
+
+def test_what_a_target_prints_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    """Output of a target does not reach standard output; it is kept with the record."""
+    assert check("planted_faults:chatty", "--clauses", "A1", "--quick", "--json", "-") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["records"][0]["notes"] == ["printed: tile (2, 2, 4, 8)\ntile (2, 2, 4, 8)"]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("magic", "no target 'magic'; there are torch, refattn-"),
+        ("no_such_module:f", "importing no_such_module failed"),
+        ("planted_faults:missing", "has no 'missing'"),
+        ("planted_faults:ALL", "is a tuple, not a function"),
+        ("./missing.py:attention", "there is no file missing.py"),
+        (":f", "must read module:function"),
+    ],
+)
+def test_targets_that_cannot_be_called(target: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A target that cannot be called gives one sentence on standard error, and exit code 2."""
+    assert check(target) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_options_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown clauses and dtypes are usage errors that list what there is."""
+    for arguments, words in (
+        (("--clauses", "Z9"), "no clause or chapter 'Z9'"),
+        (("--dtype", "int8"), "no dtype int8"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            check("numpy", *arguments)
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_function_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """path.py:function is loaded from where it lies; one that takes no q, k, v is refused."""
+    path = tmp_path / "my_kernel.py"
+    path.write_text(
+        "import numpy as np\n"
+        "def attention(q, k, v):\n"
+        "    s = q.astype('f8') @ np.swapaxes(k, -1, -2).astype('f8') / np.sqrt(q.shape[-1])\n"
+        "    p = np.exp(s - s.max(-1, keepdims=True))\n"
+        "    return (p / p.sum(-1, keepdims=True) @ v.astype('f8')).astype(q.dtype)\n"
+        "def short(q): return q\n"
+    )
+    assert check(f"{path}:attention", "--clauses", "S1", "--dtype", "float32,float64") == 0
+    assert "conforms" in capsys.readouterr().out
+    assert check(f"{path}:short") == 2
+    assert "first three arguments" in capsys.readouterr().err
+
+
+def test_captured_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tensors from a file become cases, one per group of names, that right implementations pass and wrong ones fail."""
+    rng, path = np.random.default_rng(0), tmp_path / "dump.npz"
+    tensors: dict[str, Any] = {f"layer{n}.{name}": rng.standard_normal((1, 2, 5, 8)).astype("f4") for n in (0, 1) for name in "qkv"}
+    tensors |= {
+        "layer1.mask": np.tri(5, dtype=bool),
+        "layer1.scale": np.asarray(0.5),
+        "layer0.causal": np.asarray(True),
+    }
+    np.savez(path, **tensors)
+    assert [case.name for case in captured_cases(path)] == ["inputs.layer0", "inputs.layer1"]
+    assert check("planted_faults:correct", "--clauses", "S5", "--inputs", str(path), "--json", "-") == 0
+    names = {record["case"] for record in json.loads(capsys.readouterr().out)["records"]}
+    assert {"inputs.layer0", "inputs.layer1"} <= names
+    target = target_of("scale_ignored")
+    failed = {
+        (c.name, d) for c in captured_cases(path) for d in c.dtypes if run_case(c, target, d, 0).verdict == "fail"
+    }
+    assert failed == {("inputs.layer1", dtype) for dtype in planted_faults.ALL}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"q": np.ones((2, 3)), "k": np.ones((2, 3))}, "lacks v"),
+        ({"q": np.ones((2, 3)), "k": np.ones((2, 4)), "v": np.ones((2, 3))}, "expected q (..., H, Lq, d_k)"),
+        ({"q": np.ones((2, 3), dtype="i4"), "k": np.ones((2, 3)), "v": np.ones((2, 3))}, "q must be floating"),
+        ({"query": np.ones(3)}, "'query' is no known tensor"),
+        ({"q": np.zeros((2, 3), dtype="V2"), "k": np.ones((2, 3)), "v": np.ones((2, 3))}, "lose bfloat16"),
+        (
+            {"q": np.ones((2, 3)), "k": np.ones((2, 3)), "v": np.ones((2, 3)), "mask": np.ones(2)},
+            "mask must be boolean",
+        ),
+        (
+            {"q": np.ones((2, 3)), "k": np.ones((2, 3)), "v": np.ones((2, 3)), "mask": np.ones(3, dtype=bool)},
+            "broadcast",
+        ),
+        ({"q": np.ones((2, 3)), "k": np.ones((2, 3)), "v": np.ones((2, 3)), "scale": np.ones(2)}, "single value"),
+        ({"q": np.asarray([object()])}, "cannot be read"),
+        ({}, "is empty"),
+    ],
+)
+def test_files_that_cannot_be_used(
+    tensors: dict[str, Array], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that does not fit says what is wrong with it, loads no pickle, and gives exit code 2."""
+    path = tmp_path / "dump.npz"
+    np.savez(path, **tensors)
+    with pytest.raises(CaptureError, match=r"dump\.npz"):
+        captured_cases(path)
+    assert check("numpy", "--inputs", str(path)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    """A missing file, a text and a single array are refused in one sentence."""
+    (tmp_path / "text.npz").write_text("q, k, v")
+    np.save(tmp_path / "one.npy", np.ones(3))
+    for name in ("missing.npz", "text.npz", "one.npy"):
+        with pytest.raises(CaptureError, match=name):
+            captured_cases(tmp_path / name)
+
+
+def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target whose library is not installed says what to install."""
+    from refattn import registry
+
+    backend = registry.get("dask")
+    monkeypatch.setattr(type(backend), "installed", lambda self: False)
+    with pytest.raises(TargetError, match="pip install dask"):
+        find_target("refattn-dask")
+
+
+def test_interrupted_runs_keep_what_they_have() -> None:
+    """An interrupt leaves a report of what was judged, and no verdict."""
+    target = target_of("correct")
+    pairs = chosen_pairs(PROBLEMS, frozenset({"S1"}), ("float32",))
+
+    def stop(record: Record) -> None:
+        raise KeyboardInterrupt
+
+    report = run_suite(target, pairs, 0, advance=stop)
+    assert (len(report.records), report.complete, report.conforms) == (1, False, False)
+    assert "interrupted" in verdict_line(report)
+    assert explain(report.records[0]).count("\n") > 1
+
+
+def test_the_pytest_plugin(tmp_path: Path) -> None:
+    """`pytest --pyargs refattn.conformance` collects the cases alone, passes on refattn, and skips with a reason."""
+    command = [sys.executable, "-m", "pytest", "--pyargs", "refattn.conformance", "-q", "-rs", "-p", "no:cacheprovider"]
+    arguments = ["--refattn-target", "refattn-numpy", "-k", "scores or tracing or caches"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "traces no lengths" in done.stdout
+    done = subprocess.run(
+        [*command, "--refattn-target", "magic"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 4
+    assert "no target 'magic'" in done.stdout + done.stderr
+
+
+def test_the_plugin_is_light() -> None:
+    """Loading the plugin, as every pytest run does, imports no array library."""
+    code = "import refattn.conformance.plugin, sys; print([m for m in ('numpy', 'torch', 'jax') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
