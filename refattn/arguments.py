@@ -21,8 +21,9 @@ from .arrays import (
     library_of,
     same_device,
     same_library,
+    same_place,
 )
-from .biases import Bias, as_bias, check_pair_shape
+from .biases import Bias, as_bias
 from .dtypes import COMPUTED, compute_dtype, dtype_name, is_float, is_float8
 from .errors import (
     CausalError,
@@ -36,7 +37,7 @@ from .errors import (
 )
 from .frames import Frame, check_start
 from .heads import check_heads
-from .masks import Dense, Mask, as_mask, causal
+from .masks import Mask, as_mask, causal
 
 
 class Call(NamedTuple):
@@ -62,9 +63,7 @@ class Call(NamedTuple):
 
     def frame(self) -> Frame:
         """All pairs of the call, for masks and biases to be evaluated on."""
-        sizes = (self.scores_shape[-2], self.scores_shape[-1])
-        batch = self.scores_shape[:-3]
-        frame = Frame(self.library, self.device, sizes=sizes, batch=batch)
+        frame = Frame(self.library, self.device, sizes=(self.scores_shape[-2], self.scores_shape[-1]))
         frame.q_start = _in_frame(frame, self.q_start, "q_start")
         frame.k_start = _in_frame(frame, self.k_start, "k_start")
         return frame
@@ -100,6 +99,8 @@ def check_call(
     bias = None if bias is None else _check_bias(bias, scores_shape, library, device)
     mask = _check_mask(mask, causal, scores_shape, library, device)
     q_start, k_start = _check_starts(q_start, k_start, mask, bias, scores_shape)
+    for argument, start in (("q_start", q_start), ("k_start", k_start)):
+        same_place(library, device, start, argument)
 
     xp, result = library.xp, library.xp.float32 if is_float8(q.dtype) else q.dtype  # A4
     more = [] if sinks is None else [sinks]
@@ -139,7 +140,7 @@ def _check_dtypes(q: Array, k: Array, v: Array) -> None:  # A4
     for argument, x in (("q", q), ("k", k), ("v", v)):
         if dtype_name(x.dtype) not in COMPUTED and not is_float8(x.dtype):
             raise DTypeError(argument, f"a dtype out of {', '.join(COMPUTED)} or float8", describe(x))
-        if x.dtype != q.dtype:
+        if dtype_name(x.dtype) != dtype_name(q.dtype):  # by name: NumPy's byte orders do not matter
             raise DTypeError(argument, f"the dtype of q, {dtype_name(q.dtype)}", describe(x))
 
 
@@ -223,7 +224,7 @@ def _check_bias(bias: Any, scores_shape: Shape, library: Library, device: Any) -
 
 def _check_mask(mask: Any, is_causal: Any, scores_shape: Shape, library: Library, device: Any) -> Mask | None:
     if not isinstance(is_causal, bool):
-        raise CausalError("causal", "True or False", describe(is_causal))
+        raise CausalError("causal", "Python's True or False", describe(is_causal))
     if mask is None:
         return causal() if is_causal else None
     if not isinstance(mask, Mask) and hasattr(mask, "dtype"):
@@ -232,11 +233,8 @@ def _check_mask(mask: Any, is_causal: Any, scores_shape: Shape, library: Library
     checked = as_mask(mask, "mask")
     for part in checked.parts():
         for argument, array in part.arrays().items():
-            if not is_host(array):
-                same_library(library, array, argument)
-                same_device(library, device, array, argument)
-        if isinstance(part, Dense) and part.size == (1, 1):
-            check_pair_shape(part.array, part.argument, scores_shape)  # M15
+            same_place(library, device, array, argument)
+        part.check(scores_shape[:-2], *scores_shape[-2:])
     return checked & causal() if is_causal else checked  # M13
 
 

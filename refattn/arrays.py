@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import array_api_compat
 
-from .dtypes import dtype_name
+from .dtypes import dtype_name, is_integer
 from .errors import BatchError, DeviceMismatchError, LibraryMismatchError, NotAnArrayError
 
 Array: TypeAlias = Any
@@ -31,22 +31,35 @@ class Library(NamedTuple):
 
 _LIBRARIES: dict[type, Library] = {}
 _COMPAT = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "dask": "dask.array"}
+_REFUSED = {"numpy.matrix", "numpy.ma.MaskedArray", "numpy.ma.core.MaskedArray"}
 _SPELLINGS = {"numpy": "NumPy", "torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "dask": "Dask"}
 
 
 def library_of(x: Any, argument: str) -> Library:
     """The library of an array. Raises NotAnArrayError (A7) for anything else, lists and masked arrays included."""
     # Looked up by class: array-api-compat's own cache cannot be traced by torch.compile.
-    return _LIBRARIES.get(type(x)) or _find_library(x, argument)
+    library = _LIBRARIES.get(type(x)) or _find_library(x, argument)
+    if not library.host:
+        _check_usable(library, x, argument)
+    return library
+
+
+def _check_usable(library: Library, x: Any, argument: str) -> None:
+    """Sparse and nested tensors and arrays of unknown size are beyond the shape rules."""
+    if library.name == "torch" and (x.is_nested or str(x.layout) != "torch.strided"):
+        raise NotAnArrayError(argument, "a dense tensor", f"a tensor of layout {x.layout}")
+    if library.name == "dask" and any(size != size for size in x.shape):  # NaN
+        raise NotAnArrayError(argument, "an array of known shape, see its compute_chunk_sizes()", describe(x))
 
 
 def _find_library(x: Any, argument: str) -> Library:
     cls = type(x)
     root = cls.__module__.partition(".")[0]
-    ancestors = {base.__name__ for base in cls.__mro__}
-    if ancestors & {"matrix", "MaskedArray"} or not (hasattr(x, "shape") and hasattr(x, "dtype")):
+    if _ancestors(cls) & _REFUSED or not is_array(x):
         raise NotAnArrayError(argument, "an array of NumPy, PyTorch, JAX, CuPy, Dask or array-api-strict", describe(x))
-    if root in _COMPAT:
+    if root == "torch":
+        import array_api_compat.torch as xp  # a statement, because torch.compile cannot trace import_module
+    elif root in _COMPAT:
         xp = importlib.import_module(f"array_api_compat.{_COMPAT[root]}")
     else:
         try:
@@ -63,7 +76,7 @@ def same_library(library: Library, x: Any, argument: str) -> None:
     """Raises NotAnArrayError or LibraryMismatchError (A7) unless x is an array of that library."""
     other = library_of(x, argument)
     if other.xp is not library.xp:
-        expected = f"an array of {spelled(library)}, as q is"
+        expected = f"an array of {spelled(library)}, as q (or x) is"
         raise LibraryMismatchError(argument, expected, f"an array of {spelled(other)}")
 
 
@@ -76,7 +89,7 @@ def same_device(library: Library, device: Any, x: Array, argument: str) -> None:
     """Raises DeviceMismatchError (A7) if x is known to be on another device."""
     other = device_of(library, x)
     if other != device and other is not None and device is not None:
-        raise DeviceMismatchError(argument, f"an array on {device}, as q is", f"an array on {other}")
+        raise DeviceMismatchError(argument, f"an array on {device}, as q (or x) is", f"an array on {other}")
 
 
 def spelled(library: Library) -> str:
@@ -86,25 +99,44 @@ def spelled(library: Library) -> str:
 
 def describe(x: Any) -> str:
     """What came, for an error message: shape, dtype and type of an array, the repr of anything else."""
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return f"{type(x).__name__} of shape {tuple(x.shape)} and dtype {dtype_name(x.dtype)}"
-    text = repr(x)
-    return f"{type(x).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    name = type(x).__name__
+    try:
+        if is_array(x):
+            value = f" {x}" if is_host(x) and not x.shape else ""
+            return f"{name}{value} of shape {tuple(x.shape)} and dtype {dtype_name(x.dtype)}"
+        text = repr(x)
+    except Exception:  # noqa: BLE001  # a foreign object may refuse even to be printed
+        text = "that cannot be printed"
+    return f"{name} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def is_array(x: Any) -> bool:
+    """Whether x has the looks of an array, of whatever library; classes with such attributes have not."""
+    return hasattr(x, "dtype") and isinstance(getattr(x, "shape", None), tuple)
 
 
 def is_host(x: Any) -> bool:
     """Whether x is a NumPy array, whose values may be looked at without synchronising or computing (N3)."""
     known = _LIBRARIES.get(type(x))
-    return known.host if known else type(x).__module__ == "numpy" and hasattr(x, "shape")
+    if known:
+        return known.host
+    if not hasattr(x, "shape"):
+        return False
+    if type(x).__module__ == "numpy":
+        return type(x).__name__ != "matrix"
+    ancestors = _ancestors(type(x))
+    return bool(ancestors & {"numpy.ndarray", "numpy.generic"}) and not ancestors & _REFUSED
+
+
+def _ancestors(cls: type) -> set[str]:
+    return {f"{base.__module__}.{base.__name__}" for base in cls.__mro__}
 
 
 def as_int(x: Any) -> int | None:
     """x as a Python int if it is one (NumPy integers included, bools not), else None."""
     if type(x) is int:
         return x
-    if isinstance(x, bool) or (hasattr(x, "shape") and (tuple(x.shape) or not is_host(x))):
-        return None
-    if dtype_name(getattr(x, "dtype", "int")) == "bool":
+    if isinstance(x, bool) or (hasattr(x, "shape") and (x.shape != () or not is_host(x) or not is_integer(x.dtype))):
         return None
     try:
         return operator.index(x)
@@ -112,16 +144,28 @@ def as_int(x: Any) -> int | None:
         return None
 
 
+def is_one_of(x: Any, names: Collection[str]) -> bool:
+    """Whether x is one of the names; arrays, which compare element by element, are not."""
+    return isinstance(x, str) and x in names
+
+
 def from_list(x: Any) -> Any:
-    """Lists and tuples as a NumPy array, ragged ones as None; anything else as it is."""
-    if not isinstance(x, (list, tuple)):
+    """Lists, tuples and ranges as a NumPy array, ragged ones as None; anything else as it is."""
+    if not isinstance(x, (list, tuple, range)):
         return x
     import numpy
 
     try:
         return numpy.asarray(x)
-    except (ValueError, OverflowError):
+    except (ValueError, TypeError, OverflowError):
         return None
+
+
+def same_place(library: Library, device: Any, x: Any, argument: str) -> None:
+    """Raises an error of A7 unless x is a number, a host array, or an array of that library and device."""
+    if not (isinstance(x, int) or is_host(x)):
+        same_library(library, x, argument)
+        same_device(library, device, x, argument)
 
 
 def into_library(x: Array, library: Library, device: Any, argument: str) -> Array:
@@ -131,8 +175,7 @@ def into_library(x: Array, library: Library, device: Any, argument: str) -> Arra
     if is_host(x):
         # A copy, because some libraries share memory with NumPy and warn when it is read-only.
         return library.xp.asarray(x.copy(), device=device)
-    same_library(library, x, argument)
-    same_device(library, device, x, argument)
+    same_place(library, device, x, argument)
     return x
 
 
@@ -145,7 +188,7 @@ def broadcast_shapes(shapes: Sequence[Shape], argument: str) -> Shape:
     for shape in shapes:
         for axis, size in enumerate(shape, start=width - len(shape)):
             if size != 1 and result[axis] not in (1, size):
-                raise BatchError(argument, "batch axes that broadcast together", " and ".join(map(str, shapes)))
+                raise BatchError(argument, "axes that broadcast together", " and ".join(map(str, shapes)))
             result[axis] = size if size != 1 else result[axis]
     return tuple(result)
 

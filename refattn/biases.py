@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import Array, Shape, as_int, broadcasts_to, describe, library_of
+from .arrays import Array, Shape, as_int, describe, library_of
 from .dtypes import is_float
-from .errors import BiasError, MaskShapeError
-from .frames import Frame
+from .errors import BiasError
+from .frames import Frame, check_pair_shape
 
 
 class Bias:
@@ -105,7 +105,8 @@ class Plain(Bias):
         check_pair_shape(self.array, "bias", scores_shape)
 
     def evaluate(self, frame: Frame, dtype: Any) -> Array:
-        return frame.xp.astype(frame.array(self.array, "bias"), dtype, copy=False)
+        array = frame.xp.astype(frame.array(self.array, "bias"), dtype, copy=False)
+        return array if array.ndim else frame.xp.reshape(array, (1, 1))  # reductions need an axis
 
 
 class Sum(Bias):
@@ -157,19 +158,6 @@ def as_bias(bias: Any) -> Bias:
         advice = "; a boolean array is passed as mask=" if getattr(bias, "dtype", None) is not None else ""
         raise BiasError("bias", f"a Bias or a floating array{advice}", describe(bias))
     return Plain(bias)
-
-
-def check_pair_shape(x: Array, argument: str, scores_shape: Shape) -> None:
-    """Raises MaskShapeError unless x broadcasts to (..., H, Lq, Lk), naming both readings of rank 2 and 3 (M15)."""
-    shape = tuple(x.shape)
-    if broadcasts_to(shape, scores_shape):
-        return
-    readings = {
-        2: "rank 2 is read as (Lq, Lk); one row of keys per batch entry is masks.padding(keep)",
-        3: "rank 3 is read as (H, Lq, Lk); one array per batch entry needs the shape (B, 1, Lq, Lk)",
-    }.get(len(shape))
-    expected = f"a shape that broadcasts to (..., H, Lq, Lk) = {scores_shape}"
-    raise MaskShapeError(argument, expected + (f" ({readings})" if readings else ""), describe(x))
 
 
 def _check_head_count(heads: int, argument: str, scores_shape: Shape) -> None:

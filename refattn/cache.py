@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from . import masks
@@ -17,7 +18,7 @@ from .arrays import (
     same_device,
     same_library,
 )
-from .dtypes import is_integer
+from .dtypes import COMPUTED, dtype_name, is_float, is_float8, is_integer
 from .errors import CacheError, CapacityError, ConsumedCacheError
 from .pipeline import attention
 
@@ -38,10 +39,12 @@ class KVCache:
         self._device = device_of(self._library, k)
         same_library(self._library, v, "v")
         same_device(self._library, self._device, v, "v")
-        if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3] or k.dtype != v.dtype:
+        if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3] or dtype_name(k.dtype) != dtype_name(v.dtype):
             expected = "k (batch, Hkv, capacity, d_k) and v (batch, Hkv, capacity, d_v) of one dtype"
             raise CacheError("k, v", expected, f"{describe(k)} and {describe(v)}")
-        self._k, self._v, self._consumed = k, v, False
+        _check_kind(k, "k, v")
+        self._k, self._v = k, self._library.xp.asarray(v, copy=True) if v is k else v  # each is written on its own
+        self._consumed = False
         self._length = self._counts(length, "length", self.capacity, CapacityError)
 
     @classmethod
@@ -50,6 +53,7 @@ class KVCache:
     ) -> KVCache:
         """An empty cache in the library, device and dtype of `like`; d_v is d_k by default. Raises CacheError (K3)."""
         xp = library_of(like, "like").xp
+        _check_kind(like, "like")
         sizes = {
             "batch": batch,
             "kv_heads": kv_heads,
@@ -90,8 +94,8 @@ class KVCache:
 
         k (batch, Hkv, n, d_k) and v (batch, Hkv, n, d_v) in the cache's library, device and dtype; counts an int or
         (batch,) ints up to n. Raises CacheError for what does not fit and CapacityError (K6) if an entry would
-        overflow; the cache is then as it was. Counts and lengths that may not be looked at (N3) are not written
-        where they would overflow, and the length says so.
+        overflow; the cache is then as it was. Where counts and lengths may not be looked at (N3), an entry whose count
+        is not from 0 to n or would overflow is left as it was, and the length says so.
         """
         self._live()
         self._check_new(k, v)
@@ -104,7 +108,7 @@ class KVCache:
                 raise CapacityError("k, v", f"at most {self.capacity} positions per entry, the capacity", f"{most}")
             keys, values = self._write(self._k, k, added), self._write(self._v, v, added)
         else:
-            length, fits = self._traced_length(added)
+            length, fits = self._traced_length(added, new)
             keys, values = self._select(self._k, k, added, fits), self._select(self._v, v, added, fits)
         self._consumed = True  # K5
         return KVCache(keys, values, _tidy(length))
@@ -114,6 +118,12 @@ class KVCache:
         self._live()
         k, v = (self._library.xp.asarray(x, copy=True) for x in (self._k, self._v))
         return KVCache(k, v, self._length)
+
+    def __copy__(self) -> KVCache:
+        return self.fork()  # two caches with one buffer would overwrite each other
+
+    def __reduce__(self) -> tuple[type[KVCache], tuple[Any, ...]]:
+        return type(self), (self.k, self.v, self.length)
 
     def restore(self) -> None:
         """Undoes the consumption by an append whose result was never used; its slots count as unused again."""
@@ -142,7 +152,10 @@ class KVCache:
             return _tidy(values.astype("int64"))
         same_library(self._library, values, argument)
         same_device(self._library, self._device, values, argument)
-        return values
+        return self._library.xp.astype(values, self._index_dtype(), copy=False)  # length - Lq must not wrap around
+
+    def _index_dtype(self) -> Any:
+        return self._library.xp.arange(1, device=self._device).dtype
 
     def _check_new(self, k: Array, v: Array) -> None:
         for argument, x, buffer in (("k", k, self._k), ("v", v, self._v)):
@@ -150,27 +163,32 @@ class KVCache:
             same_device(self._library, self._device, x, argument)
             batch, heads, _, width = buffer.shape
             fits = x.ndim == 4 and (x.shape[0], x.shape[1], x.shape[3]) == (batch, heads, width)
-            if not fits or x.dtype != buffer.dtype or (argument == "v" and x.shape[2] != k.shape[2]):
-                raise CacheError(
-                    argument,
-                    f"(batch, Hkv, n, width) = ({batch}, {heads}, n, {width}) in the cache's dtype",
-                    describe(x),
-                )
+            same_count = argument == "k" or (fits and x.shape[2] == k.shape[2])
+            dtype = dtype_name(buffer.dtype)
+            if not fits or not same_count or dtype_name(x.dtype) != dtype:
+                new = "n" if same_count else k.shape[2]
+                shape = f"(batch, Hkv, n, width) = ({batch}, {heads}, {new}, {width})"
+                raise CacheError(argument, f"{shape} in the dtype of the cache, {dtype}", describe(x))
 
     def _write(self, buffer: Array, new: Array, added: Any) -> Array:
         """The buffer with new positions in known slots; in place where that is allowed and disturbs no derivative."""
         xp = self._library.xp
+        if self._in_place(buffer, new):
+            # PyTorch refuses to write into expanded tensors, into those of inference mode, and across a vmap.
+            with contextlib.suppress(RuntimeError):
+                return self._overwrite(buffer, new, added)
         if isinstance(added, int) and isinstance(self._length, int):
             start, stop = self._length, self._length + added
-            if self._in_place(buffer, new):
-                buffer[:, :, start:stop, :] = new[:, :, :added, :]
-                return buffer
             return xp.concat((buffer[:, :, :start, :], new[:, :, :added, :], buffer[:, :, stop:, :]), axis=2)
-        if self._in_place(buffer, new):
-            for entry, (start, count) in enumerate(zip(self._each(self._length), self._each(added), strict=True)):
-                buffer[entry, :, start : start + count, :] = new[entry, :, :count, :]
-            return buffer
         return self._select(buffer, new, added, None)
+
+    def _overwrite(self, buffer: Array, new: Array, added: Any) -> Array:
+        if isinstance(added, int) and isinstance(self._length, int):
+            buffer[:, :, self._length : self._length + added, :] = new[:, :, :added, :]
+            return buffer
+        for entry, (start, count) in enumerate(zip(self._each(self._length), self._each(added), strict=True)):
+            buffer[entry, :, start : start + count, :] = new[entry, :, :count, :]
+        return buffer
 
     def _select(self, buffer: Array, new: Array, added: Any, fits: Array | None) -> Array:
         """The same, neither writing in place nor looking at lengths: each slot picks its new position or stays."""
@@ -190,17 +208,18 @@ class KVCache:
         picked = xp.moveaxis(xp.reshape(picked, (batch, capacity, heads, width)), 2, 1)
         return xp.where(written[:, None, :, None], picked, buffer)
 
-    def _traced_length(self, added: Any) -> tuple[Array, Array]:
+    def _traced_length(self, added: Any, most: int) -> tuple[Array, Array]:
+        """The new length, (batch,), and which entries fit, (batch, 1) or (1, 1); the others stay as they are."""
         xp = self._library.xp
         length, more = self._column(self._length), self._column(added)
-        fits = length + more <= self.capacity
+        fits = (length + more <= self.capacity) & (more >= 0) & (more <= most)  # K6
         length = xp.broadcast_to(xp.where(fits, length + more, length), (self._k.shape[0], 1))
         return length[:, 0], fits
 
     def _column(self, counts: Any) -> Array:
         xp = self._library.xp
         if isinstance(counts, int):
-            return xp.full((1, 1), counts, dtype=xp.arange(1, device=self._device).dtype, device=self._device)
+            return xp.full((1, 1), counts, dtype=self._index_dtype(), device=self._device)
         return xp.reshape(into_library(counts, self._library, self._device, "counts"), (-1, 1))
 
     def _each(self, counts: Any) -> list[int]:
@@ -232,14 +251,22 @@ def cached_call(q: Array, cache: KVCache, options: dict[str, Any]) -> tuple[Arra
     if q.ndim != 4:
         raise CacheError("q", "(batch, H, Lq, d_k)", describe(q))
     length = cache.length
+    if isinstance(length, int) and q.shape[2] > length:  # K7
+        raise CacheError("q", f"at most the {length} newest positions, all that the cache holds", describe(q))
     most = length if isinstance(length, int) else int(length.max(initial=0)) if is_host(length) else cache.capacity
     options = dict(options)
-    options.setdefault("q_start", length - q.shape[2])
+    if options.get("q_start") is None:
+        options["q_start"] = length - q.shape[2]  # K7
     if not isinstance(length, int):
         used = masks.lengths(length)  # K4
         mask = options.get("mask")
         options["mask"] = used if mask is None else used & mask
     return cache.k[:, :, :most, :], cache.v[:, :, :most, :], options
+
+
+def _check_kind(x: Array, argument: str) -> None:
+    if not (is_float(x.dtype) or is_float8(x.dtype)):
+        raise CacheError(argument, f"a dtype out of {', '.join(COMPUTED)} or float8", describe(x))
 
 
 def _known(counts: Any) -> bool:

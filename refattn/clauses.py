@@ -461,6 +461,7 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Warnings",
         "Non-finite data in invisible places raises no floating-point warning; genuine overflow may.",
+        "A lazy library computes later, under its caller's floating-point settings.",
     ),
     Clause("N6", "MUST", "Bound", "Every result has a derived error bound, which the core keeps."),
     Clause(

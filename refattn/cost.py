@@ -5,10 +5,10 @@ Lq x Lk pairs: a causal mask hides about half of them, but straightforward dense
 """
 
 import math
-import operator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from refattn.arrays import as_int, describe, is_one_of
 from refattn.errors import CostError
 
 # Bytes of one element.
@@ -243,12 +243,9 @@ def _hops(distance: int, reach: int) -> int | None:
 
 
 def _size(name: str, value: int, least: int = 0) -> int:
-    try:
-        size = operator.index(value)
-    except TypeError:
-        size = -1
-    if isinstance(value, bool) or size < least:
-        raise CostError(name, f"a whole number of at least {least}", repr(value))
+    size = as_int(value)
+    if size is None or size < least:
+        raise CostError(name, f"a whole number of at least {least}", describe(value))
     return size
 
 
@@ -261,6 +258,6 @@ def _heads(heads: int, kv_heads: int | None) -> tuple[int, int]:
 
 
 def _item_bytes(dtype: str) -> int:
-    if dtype not in ITEM_BYTES:
-        raise CostError("dtype", f"one of {', '.join(ITEM_BYTES)}", repr(dtype))
+    if not is_one_of(dtype, ITEM_BYTES):
+        raise CostError("dtype", f"one of {', '.join(ITEM_BYTES)}", describe(dtype))
     return ITEM_BYTES[dtype]

@@ -9,6 +9,8 @@ from typing import Any
 
 COMPUTED = ("bfloat16", "float16", "float32", "float64")  # A4: the dtypes of q, k and v
 
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
 _NAMES: dict[tuple[type, Any], str] = {}  # by class too: some libraries' dtypes warn when compared with others'
 
 
@@ -37,8 +39,8 @@ def is_bool(dtype: Any) -> bool:
 
 
 def is_integer(dtype: Any) -> bool:
-    """Whether the dtype is a signed or unsigned integer."""
-    return dtype_name(dtype).startswith(("int", "uint"))
+    """Whether the dtype is a signed or unsigned integer of the standard."""
+    return dtype_name(dtype) in INTEGERS
 
 
 def compute_dtype(xp: Any, *dtypes: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .arrays import Array, Library, Shape, as_int, broadcasts_to, describe, from_list, into_library, is_host
 from .dtypes import is_integer
-from .errors import BatchError, StartError
+from .errors import BatchError, MaskArgumentError, MaskShapeError, StartError
 
 FARTHEST_START = 2**29
 FAR = 3 * 2**29  # wider than any distance between positions; sums with an index still fit an int32
@@ -28,9 +28,8 @@ class Frame:
         pairs: tuple[Array, Array] | None = None,
         q_start: Any = 0,
         k_start: Any = 0,
-        batch: Shape | None = None,
     ) -> None:
-        self.library, self.xp, self.device, self.sizes, self.batch = library, library.xp, device, sizes, batch
+        self.library, self.xp, self.device, self.sizes = library, library.xp, device, sizes
         self.q_start, self.k_start = q_start, k_start
         if pairs is not None:
             self.rows, self.keys = pairs
@@ -60,31 +59,47 @@ class Frame:
 
     def per_entry(self, x: Any, argument: str) -> Array:
         """(batch...) integers as (batch..., 1, 1, 1), in the dtype of the indices."""
-        x = self.array(x, argument)
-        if self.batch is not None and not broadcasts_to(tuple(x.shape), self.batch):
-            raise BatchError(argument, f"one value, or a shape that broadcasts to the batch {self.batch}", describe(x))
-        x = self.xp.astype(x, self.rows.dtype, copy=False)
+        x = self.xp.astype(self.array(x, argument), self.rows.dtype, copy=False)
         return self.xp.reshape(x, (*x.shape, 1, 1, 1)) if x.shape else x
 
     def per_key(self, x: Array, argument: str) -> Array:
         """(batch..., Lk) values taken at the keys: (batch..., 1, 1, K)."""
-        return self._gather(x, self.keys, 1, argument)
+        return self._gather(x, self.keys, argument)
 
     def per_row(self, x: Array, argument: str) -> Array:
         """(batch..., Lq) values taken at the rows: (batch..., 1, R, 1)."""
-        return self._gather(x, self.rows, 0, argument)
+        return self._gather(x, self.rows, argument)
 
-    def _gather(self, x: Array, index: Array, axis: int, argument: str) -> Array:
+    def take(self, x: Array, index: Array, argument: str) -> Array:
+        """x[..., index] along the last axis: (..., *index.shape)."""
+        check_index(index, x.shape[-1], argument)
+        return self.xp.reshape(self.xp.take(x, self.xp.reshape(index, (-1,)), axis=-1), (*x.shape[:-1], *index.shape))
+
+    def _gather(self, x: Array, index: Array, argument: str) -> Array:
         x = self.array(x, argument)
-        batch, size = tuple(x.shape[:-1]), x.shape[-1]
-        if self.sizes is not None and size != self.sizes[axis]:
-            raise BatchError(argument, f"a last axis of {'Lk' if axis else 'Lq'} = {self.sizes[axis]}", describe(x))
-        if self.batch is not None and not broadcasts_to(batch, self.batch):
-            raise BatchError(argument, f"leading axes that broadcast to the batch {self.batch}", describe(x))
+        batch = tuple(x.shape[:-1])
         if self.sizes is None:
-            x = self.xp.take(x, self.xp.reshape(index, (-1,)), axis=-1)
-        head = (1,) if batch else ()
-        return self.xp.reshape(x, (*batch, *head, *index.shape))
+            x = self.take(x, index, argument)
+        return self.xp.reshape(x, (*batch, *((1,) if batch else ()), *index.shape))
+
+
+def check_index(index: Array, size: int, argument: str) -> None:
+    """Raises MaskArgumentError if a host index lies beyond an axis of the argument's array (N3)."""
+    if is_host(index) and index.size and not 0 <= index.min() <= index.max() < size:
+        expected = f"indices from 0 to {size - 1}, the size of {argument} being {size}"
+        raise MaskArgumentError("rows and keys", expected, f"{index.min()} to {index.max()}")
+
+
+def check_pair_shape(x: Array, argument: str, shape: Shape, pairs: str = "Lq, Lk") -> None:
+    """Raises MaskShapeError unless x broadcasts to (..., H, Lq, Lk), naming both readings of rank 2 and 3 (M15)."""
+    if broadcasts_to(tuple(x.shape), shape):
+        return
+    readings = {
+        2: f"rank 2 is read as ({pairs}); one row of keys per batch entry is masks.padding(keep)",
+        3: f"rank 3 is read as (H, {pairs}); one array per batch entry needs the shape (B, 1, {pairs})",
+    }.get(x.ndim)
+    expected = f"a shape that broadcasts to (..., H, {pairs}) = {shape}"
+    raise MaskShapeError(argument, expected + (f" ({readings})" if readings else ""), describe(x))
 
 
 def _is_zero(start: Any) -> bool:

@@ -17,8 +17,9 @@ from .arrays import (
     same_library,
 )
 from .cache import KVCache, cached_call
-from .dtypes import compute_dtype, is_float
-from .errors import LayerError, RefattnError
+from .dtypes import compute_dtype, dtype_name, is_float
+from .errors import LayerError
+from .frames import check_start
 from .heads import check_heads, merge_heads, split_heads
 from .pipeline import attention, attention_stages
 from .rotary import Rotary
@@ -74,7 +75,10 @@ def multi_head_attention(
     """
     library = library_of(x, "x")
     kv_heads = heads if kv_heads is None else kv_heads
-    _check_layer(library, x, weights, heads, kv_heads, context, rope, cache)
+    _check_layer(library, x, weights, heads, kv_heads, context, rope, cache, return_weights)
+    for name in ("q_start", "k_start"):
+        if options.get(name) is not None:
+            options[name] = check_start(options[name], name, tuple(x.shape[:-2]))
     causal = cache is not None if causal is None else causal
     source = x if context is None else context
 
@@ -82,7 +86,8 @@ def multi_head_attention(
     k = split_heads(_project(library, source, weights.w_k, weights.b_k), kv_heads)  # (..., Hkv, T, d_k)
     v = split_heads(_project(library, source, weights.w_v, weights.b_v), kv_heads)  # (..., Hkv, T, d_v)
     if rope is not None:  # L4: before caching
-        at = _positions(library, x, options.get("q_start") or 0, cache) if positions is None else positions
+        q_start = 0 if options.get("q_start") is None else options["q_start"]
+        at = _positions(library, x, q_start, cache) if positions is None else positions
         same = context is None
         k_at = at if same else _positions(library, source, options.get("k_start", 0), None)
         q, k = turn(q, at, **rope._asdict()), turn(k, k_at, **rope._asdict())
@@ -97,7 +102,7 @@ def multi_head_attention(
             heads_output, matrix = stages.output, stages.weights  # L5: the same bits
         else:
             heads_output, matrix = attention(q, k, v, causal=causal, **options), None
-    except RefattnError:
+    except BaseException:
         if cache is not None:
             cache.restore()  # E3
         raise
@@ -138,6 +143,7 @@ def _check_layer(
     context: Array | None,
     rope: Any,
     cache: Any,
+    return_weights: Any,
 ) -> None:
     device = device_of(library, x)
     for argument, number in (("heads", heads), ("kv_heads", kv_heads)):
@@ -150,18 +156,20 @@ def _check_layer(
         raise LayerError("x", "a floating array (..., S, width)", describe(x))
     arrays = {"context": context, **weights._asdict()}
     for argument, array in arrays.items():
-        if array is None:
+        if array is None and argument not in ("w_q", "w_k", "w_v"):
             continue
         same_library(library, array, argument)
         same_device(library, device, array, argument)
-        if array.dtype != x.dtype:
-            raise LayerError(argument, "the dtype of x", describe(array))
+        if dtype_name(array.dtype) != dtype_name(x.dtype):
+            raise LayerError(argument, f"the dtype of x, {dtype_name(x.dtype)}", describe(array))
     if context is not None and (context.ndim != x.ndim or cache is not None):
         raise LayerError("context", f"rank {x.ndim}, as x has, and no cache beside it", describe(context))
     if cache is not None and not (isinstance(cache, KVCache) and x.ndim == 3):
         raise LayerError("cache", "a KVCache, with x (batch, S, width)", f"{describe(cache)} with x {describe(x)}")
     if rope is not None and not isinstance(rope, Rotary):
         raise LayerError("rope", "a Rotary(style, base, width)", describe(rope))
+    if not isinstance(return_weights, bool):
+        raise LayerError("return_weights", "Python's True or False", describe(return_weights))
     _check_parameters(weights, x.shape[-1], (x if context is None else context).shape[-1], heads, kv_heads)
 
 

@@ -8,14 +8,30 @@ A mask is evaluated on row and key indices with the two starts (M14). Positional
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, TypeAlias
 
-from .arrays import Array, Library, as_int, broadcast_shapes, describe, from_list, is_host, library_of
+from .arrays import (
+    Array,
+    Library,
+    Shape,
+    as_int,
+    broadcast_shapes,
+    broadcasts_to,
+    describe,
+    device_of,
+    from_list,
+    into_library,
+    is_array,
+    is_host,
+    library_of,
+)
 from .dtypes import is_bool, is_integer
-from .errors import BatchError, MaskArgumentError, MaskKindError, MaskShapeError
-from .frames import FAR, Frame, check_start, start_range
+from .errors import BatchError, MaskArgumentError, MaskKindError
+from .frames import FAR, Frame, check_index, check_pair_shape, check_start, start_range
 
 ALL, NONE, MIXED = "all", "none", "mixed"
+Span: TypeAlias = tuple[int, int] | None  # the least and greatest value, None where they may not be looked at (N3)
 
 
 class Mask:
@@ -37,12 +53,27 @@ class Mask:
         """Boolean array over the frame's pairs, broadcastable to (..., H, R, K)."""
         raise NotImplementedError
 
+    def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
+        """Raises the error of the broken clause unless the mask fits scores of shape (*lead, q_len, k_len).
+
+        lead is (batch..., H), or None if that is open.
+        """
+
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        """What `tile` says of a tile that is not empty, with the least and greatest of each start, if known."""
+        raise NotImplementedError
+
     def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
         """ "all", "none" or "mixed" for a tile of rows and keys, over all batch entries, in less than O(R K) (M14).
 
         "mixed" is always a legal answer, and the one where values may not be looked at (N3).
         """
-        raise NotImplementedError
+        indices: dict[str, Any] = {"rows": rows, "keys": keys}
+        for name, x in indices.items():
+            if not isinstance(x, range) or x.start < 0 or x.step != 1:
+                raise MaskArgumentError(name, "a range of indices >= 0 in steps of 1", describe(x))
+        starts = (check_start(q_start, "q_start", None), check_start(k_start, "k_start", None))
+        return self.answer(rows, keys, *map(start_range, starts)) if rows and keys else MIXED
 
     def visible(self, rows: Any, keys: Any, q_start: Any = 0, k_start: Any = 0) -> Array:
         """Visibility of the given pairs of indices (M14).
@@ -50,17 +81,15 @@ class Mask:
         rows and keys are ints, ranges or integer arrays; 1-D rows with 1-D keys make a grid (..., R, K), other shapes
         broadcast together. The library is theirs if they are arrays, else that of the mask's own arrays.
         """
-        rows, keys = (from_list(list(x) if isinstance(x, range) else x) for x in (rows, keys))
-        library = library_of(next((x for x in (rows, keys) if hasattr(x, "dtype")), _numpy_array()), "rows")
-        xp = library.xp
-        pairs = [x if hasattr(x, "dtype") else xp.asarray(x) for x in (rows, keys)]
-        pairs = [xp.astype(x, xp.int64) if is_host(x) and not x.size else x for x in pairs]
-        for name, x in zip(("rows", "keys"), pairs, strict=True):
-            if not is_integer(x.dtype):
-                raise MaskArgumentError(name, "integer indices", describe(x))
-        if pairs[0].ndim == 1 and pairs[1].ndim == 1:
-            pairs = [pairs[0][:, None], pairs[1][None, :]]
-        frame = _free_frame(library, getattr(pairs[0], "device", None), q_start, k_start, pairs=(pairs[0], pairs[1]))
+        own = [array for part in self.parts() for array in part.arrays().values()]
+        like = next((x for x in (rows, keys, *own) if is_array(x) and not is_host(x)), _numpy_array())
+        library = library_of(like, "rows")
+        device = device_of(library, like)
+        rows, keys = (_indices(x, library, device, name) for name, x in (("rows", rows), ("keys", keys)))
+        if rows.ndim == 1 and keys.ndim == 1:
+            rows, keys = rows[:, None], keys[None, :]
+        broadcast_shapes((tuple(rows.shape), tuple(keys.shape)), "rows, keys")
+        frame = _free_frame(library, device, q_start, k_start, pairs=(rows, keys))
         return _over_pairs(self.evaluate(frame), frame)
 
     def to_array(self, q_len: int, k_len: int, q_start: Any = 0, k_start: Any = 0, like: Any = None) -> Array:
@@ -69,13 +98,15 @@ class Mask:
         _check_count(k_len, "k_len", 0)
         like = _numpy_array() if like is None else like
         library = library_of(like, "like")
-        frame = _free_frame(library, getattr(like, "device", None), q_start, k_start, sizes=(q_len, k_len))
+        for part in self.parts():
+            part.check(None, q_len, k_len)
+        frame = _free_frame(library, device_of(library, like), q_start, k_start, sizes=(q_len, k_len))
         return _over_pairs(self.evaluate(frame), frame)
 
     def to_text(self, q_len: int, k_len: int | None = None, q_start: Any = 0, k_start: Any = 0) -> str:
         """A drawing, one mark per pair, x visible and . hidden: a line per query, a block per entry and head (M22)."""
         array = self.to_array(q_len, q_len if k_len is None else k_len, q_start, k_start)
-        blocks = array.reshape((-1, *array.shape[-2:]))
+        blocks = array.reshape((math.prod(array.shape[:-2]), *array.shape[-2:]))
         return "\n\n".join("\n".join(" ".join("x" if seen else "." for seen in row) for row in b) for b in blocks)
 
     def __and__(self, other: Any) -> Mask:
@@ -116,12 +147,11 @@ class Window(Mask):
             return frame.xp.ones_like(keys, dtype=frame.xp.bool)
         return ahead if behind is None else behind if ahead is None else behind & ahead
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
-        q, k = start_range(q_start), start_range(k_start)
-        if q is None or k is None or not rows or not keys:
-            return MIXED
-        least = keys[0] + k[0] - rows[-1] - q[1]
-        greatest = keys[-1] + k[1] - rows[0] - q[0]
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        if q_start is None or k_start is None:
+            return ALL if (self.left, self.right) == (None, None) else MIXED
+        least = keys[0] + k_start[0] - rows[-1] - q_start[1]
+        greatest = keys[-1] + k_start[1] - rows[0] - q_start[0]
         left, right = (FAR if side is None else side for side in (self.left, self.right))
         return _interval(least, greatest, -left, right)
 
@@ -138,11 +168,10 @@ class Prefix(Mask):
     def evaluate(self, frame: Frame) -> Array:
         return frame.key_positions < min(self.n, FAR)
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
-        k = start_range(k_start)
-        if k is None or not keys:
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        if k_start is None:
             return MIXED
-        return _interval(keys[0] + k[0], keys[-1] + k[1], -FAR, self.n - 1)
+        return _interval(keys[0] + k_start[0], keys[-1] + k_start[1], -FAR, self.n - 1)
 
 
 class Chunks(Mask):
@@ -160,12 +189,11 @@ class Chunks(Mask):
         size = min(self.size, FAR)
         return frame.query_positions // size == frame.key_positions // size
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
-        q, k = start_range(q_start), start_range(k_start)
-        if q is None or k is None or not rows or not keys:
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        if q_start is None or k_start is None:
             return MIXED
-        queries = (rows[0] + q[0]) // self.size, (rows[-1] + q[1]) // self.size
-        chunk = (keys[0] + k[0]) // self.size, (keys[-1] + k[1]) // self.size
+        queries = (rows[0] + q_start[0]) // self.size, (rows[-1] + q_start[1]) // self.size
+        chunk = (keys[0] + k_start[0]) // self.size, (keys[-1] + k_start[1]) // self.size
         if chunk[1] < queries[0] or queries[1] < chunk[0]:
             return NONE
         return ALL if queries == chunk and queries[0] == queries[1] else MIXED
@@ -175,7 +203,7 @@ class Lengths(Mask):
     """key index < n of the batch entry; rows are not masked  # M10"""
 
     def __init__(self, n: Any) -> None:
-        self.n = n
+        self.n, self.span = n, start_range(n)
 
     def __repr__(self) -> str:
         return f"lengths({self.n})"
@@ -183,18 +211,19 @@ class Lengths(Mask):
     def arrays(self) -> dict[str, Array]:
         return {} if isinstance(self.n, int) else {"lengths(n)": self.n}
 
-    def evaluate(self, frame: Frame) -> Array:
-        number = as_int(self.n)
-        most = number if number is not None else int(self.n.max()) if is_host(self.n) and self.n.size else 0
-        if frame.sizes is not None and most > frame.sizes[1]:
-            raise MaskArgumentError("lengths(n)", f"counts of at most Lk = {frame.sizes[1]}", self.n)
-        return frame.keys < (number if number is not None else frame.per_entry(self.n, "lengths(n)"))
+    def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
+        if not isinstance(self.n, int):
+            _check_entries(self.n, lead, "lengths(n)")
+        if self.span is not None and self.span[1] > k_len:
+            raise MaskArgumentError("lengths(n)", f"counts of at most Lk = {k_len}", self.n)
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
-        counts = start_range(self.n)
-        if counts is None or not keys:
+    def evaluate(self, frame: Frame) -> Array:
+        return frame.keys < (min(self.n, FAR) if isinstance(self.n, int) else frame.per_entry(self.n, "lengths(n)"))
+
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        if self.span is None:
             return MIXED
-        return NONE if keys[0] >= counts[1] else ALL if keys[-1] < counts[0] else MIXED
+        return NONE if keys[0] >= self.span[1] else ALL if keys[-1] < self.span[0] else MIXED
 
 
 class Padding(Mask):
@@ -209,10 +238,13 @@ class Padding(Mask):
     def arrays(self) -> dict[str, Array]:
         return {"padding(keep)": self.keep}
 
+    def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
+        _check_entries(self.keep, lead, "padding(keep)", "Lk", k_len)
+
     def evaluate(self, frame: Frame) -> Array:
         return frame.per_key(self.keep, "padding(keep)")
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
         return _values(self.keep[..., keys.start : keys.stop]) if is_host(self.keep) else MIXED
 
 
@@ -229,22 +261,31 @@ class Documents(Mask):
         k_ids = {} if self.k_ids is None else {"documents(k_ids)": self.k_ids}
         return {"documents(q_ids)": self.q_ids, **k_ids}
 
-    def evaluate(self, frame: Frame) -> Array:
-        if self.k_ids is None and frame.sizes is not None and frame.sizes[0] != frame.sizes[1]:
-            raise BatchError("documents(k_ids)", "ids of the keys, since Lq != Lk", "None")
-        k_ids = self.q_ids if self.k_ids is None else self.k_ids
-        return frame.per_row(self.q_ids, "documents(q_ids)") == frame.per_key(k_ids, "documents(k_ids)")
+    def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
+        if self.k_ids is None and q_len != k_len:
+            raise BatchError("documents(k_ids)", f"ids of the keys, since Lq = {q_len} and Lk = {k_len}", "None")
+        _check_entries(self.q_ids, lead, "documents(q_ids)", "Lq", q_len)
+        if self.k_ids is not None:
+            _check_entries(self.k_ids, lead, "documents(k_ids)", "Lk", k_len)
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
+    def evaluate(self, frame: Frame) -> Array:
+        rows = frame.per_row(self.q_ids, "documents(q_ids)")
+        keys = frame.per_key(self.q_ids if self.k_ids is None else self.k_ids, "documents(k_ids)")
+        if keys.dtype != rows.dtype:  # which some libraries do not compare
+            rows, keys = (frame.xp.astype(x, frame.rows.dtype, copy=False) for x in (rows, keys))
+        return rows == keys
+
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
         k_ids = self.q_ids if self.k_ids is None else self.k_ids
         if not (is_host(self.q_ids) and is_host(k_ids)):
             return MIXED
         q, k = self.q_ids[..., rows.start : rows.stop], k_ids[..., keys.start : keys.stop]
         if not q.size or not k.size:
             return MIXED
-        if q.max() < k.min() or k.max() < q.min():
+        least, most = q.min(axis=-1), q.max(axis=-1)  # (batch...)
+        if ((most < k.min(axis=-1)) | (k.max(axis=-1) < least)).all():
             return NONE
-        return ALL if q.min() == q.max() == k.min() == k.max() else MIXED
+        return ALL if ((least == most) & (most == k.min(axis=-1)) & (most == k.max(axis=-1))).all() else MIXED
 
 
 class Dense(Mask):
@@ -260,28 +301,30 @@ class Dense(Mask):
     def arrays(self) -> dict[str, Array]:
         return {self.argument: self.array}
 
+    def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
+        counts = (-(-q_len // self.size[0]), -(-k_len // self.size[1]))
+        names = "Lq, Lk" if self.size == (1, 1) else "ceil(Lq / size), ceil(Lk / size)"
+        lead = tuple(self.array.shape[:-2]) if lead is None else lead
+        check_pair_shape(self.array, self.argument, (*lead, *counts), names)  # M15
+
     def evaluate(self, frame: Frame) -> Array:
         xp, array = frame.xp, frame.array(self.array, self.argument)
         if array.ndim < 2:  # a single value, or one per key
             array = xp.reshape(array, (1, 1) if array.ndim == 0 else (1, array.shape[0]))
+        if frame.sizes is not None and self.size == (1, 1):
+            return array
         counts = tuple(array.shape[-2:])
-        if frame.sizes is not None:
-            wanted = tuple(-(-length // size) for length, size in zip(frame.sizes, self.size, strict=True))
-            if any(count not in (1, want) for count, want in zip(counts, wanted, strict=True)):
-                what = "(Lq, Lk)" if self.size == (1, 1) else "(ceil(Lq / size), ceil(Lk / size))"
-                raise MaskShapeError(self.argument, f"last axes that broadcast to {what} = {wanted}", describe(array))
-            if self.size == (1, 1):
-                return array
         rows, keys = (
             index * 0 if count == 1 else index // size if size > 1 else index
             for index, size, count in zip((frame.rows, frame.keys), self.size, counts, strict=True)
         )
-        pairs = rows * counts[1] + keys
+        check_index(rows, counts[0], self.argument)
+        check_index(keys, counts[1], self.argument)
         flat = xp.reshape(array, (*array.shape[:-2], counts[0] * counts[1]))
-        return xp.reshape(xp.take(flat, xp.reshape(pairs, (-1,)), axis=-1), (*array.shape[:-2], *pairs.shape))
+        return frame.take(flat, rows * counts[1] + keys, self.argument)
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
-        if not is_host(self.array) or self.array.ndim < 2 or not rows or not keys:
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        if not is_host(self.array) or self.array.ndim < 2:
             return MIXED
         row, key = (
             slice(None) if count == 1 else slice(index[0] // size, index[-1] // size + 1)
@@ -306,8 +349,8 @@ class And(Mask):
     def evaluate(self, frame: Frame) -> Array:
         return self.first.evaluate(frame) & self.second.evaluate(frame)
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
-        answers = {mask.tile(rows, keys, q_start, k_start) for mask in (self.first, self.second)}
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        answers = {mask.answer(rows, keys, q_start, k_start) for mask in (self.first, self.second)}
         return NONE if NONE in answers else ALL if answers == {ALL} else MIXED
 
 
@@ -327,8 +370,8 @@ class Or(Mask):
     def evaluate(self, frame: Frame) -> Array:
         return self.first.evaluate(frame) | self.second.evaluate(frame)
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
-        answers = {mask.tile(rows, keys, q_start, k_start) for mask in (self.first, self.second)}
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        answers = {mask.answer(rows, keys, q_start, k_start) for mask in (self.first, self.second)}
         return ALL if ALL in answers else NONE if answers == {NONE} else MIXED
 
 
@@ -347,9 +390,8 @@ class Not(Mask):
     def evaluate(self, frame: Frame) -> Array:
         return ~self.mask.evaluate(frame)
 
-    def tile(self, rows: range, keys: range, q_start: Any = 0, k_start: Any = 0) -> str:
-        answer = self.mask.tile(rows, keys, q_start, k_start)
-        return {ALL: NONE, NONE: ALL}.get(answer, MIXED)
+    def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        return {ALL: NONE, NONE: ALL}.get(self.mask.answer(rows, keys, q_start, k_start), MIXED)
 
 
 _CAUSAL = Window(None, 0)
@@ -402,6 +444,7 @@ def documents(q_ids: Any, k_ids: Any = None) -> Mask:
     q_ids = _check_array(q_ids, "documents(q_ids)", is_integer, "an integer array (batch..., Lq)", 1)
     if k_ids is not None:
         k_ids = _check_array(k_ids, "documents(k_ids)", is_integer, "an integer array (batch..., Lk)", 1)
+        broadcast_shapes((tuple(q_ids.shape[:-1]), tuple(k_ids.shape[:-1])), "documents(k_ids)")
     return Documents(q_ids, k_ids)
 
 
@@ -450,6 +493,29 @@ def _check_array(x: Any, argument: str, kind: Any, expected: str, rank: int) -> 
     return array
 
 
+def _check_entries(x: Array, lead: Shape | None, argument: str, axis: str = "", size: int = 0) -> None:
+    """Raises BatchError unless x is (batch...), or (batch..., size) if the axis is named (A3)."""
+    shape = tuple(x.shape)
+    if axis and shape[-1] != size:
+        raise BatchError(argument, f"a last axis of {axis} = {size}", describe(x))
+    if lead is not None and not broadcasts_to(shape[:-1] if axis else shape, lead[:-1]):
+        kind = "leading axes that broadcast" if axis else "one value, or a shape that broadcasts"
+        raise BatchError(argument, f"{kind} to the batch {lead[:-1]}", describe(x))
+
+
+def _indices(x: Any, library: Library, device: Any, argument: str) -> Array:
+    """Row or key indices as an array of the library, in its default integer dtype."""
+    number, array = as_int(x), from_list(x)
+    dtype = library.xp.arange(1, device=device).dtype
+    if number is not None and abs(number) < FAR:
+        return library.xp.asarray(number, dtype=dtype, device=device)
+    if is_host(array) and not array.size:
+        array = array.astype("int64")  # an empty list has no dtype of its own
+    if not is_array(array) or not is_integer(array.dtype):
+        raise MaskArgumentError(argument, "integer indices: an int, a range, a list or an array", describe(x))
+    return library.xp.astype(into_library(array, library, device, argument), dtype, copy=False)
+
+
 def _interval(least: int, greatest: int, low: int, high: int) -> str:
     if greatest < low or least > high:
         return NONE
@@ -467,7 +533,7 @@ def _numpy_array() -> Array:
 
 
 def _free_frame(library: Library, device: Any, q_start: Any, k_start: Any, **where: Any) -> Frame:
-    frame = Frame(library, None if library.host or library.name == "dask" else device, **where)
+    frame = Frame(library, device, **where)
     for name, start in (("q_start", q_start), ("k_start", k_start)):
         value = check_start(start, name, None)
         setattr(frame, name, value if isinstance(value, int) else frame.per_entry(value, name))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .arguments import Call, check_call
-from .arrays import Array, quiet
+from .arrays import Array, describe, is_one_of, quiet
 from .errors import PathError
 from .heads import stack_groups, unstack_groups
 from .softmax import softmax
@@ -191,6 +191,12 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
     stage("visible", visible)  # (..., H, Lq, Lk) after broadcasting, or None: all are
     traced = visible is not None and not call.library.host  # something may differentiate this
 
+    if 0 in call.scores_shape:
+        nothing = xp.zeros(call.scores_shape, dtype=call.compute, device=call.device)
+        for name in ("scores", "scaled", "capped", "biased", "logits", "weights"):
+            stage(name, nothing)
+        return without_pairs(call)
+
     k, key_broken = zero_filled(call, call.k)
     v, value_broken = zero_filled(call, call.v)
 
@@ -208,9 +214,6 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
         x = xp.where(visible, x, -float("inf"))  # M2: selected before softmax, never multiplied
     x = stage("logits", x)
 
-    if not call.scores_shape[-1]:
-        stage("weights", x)
-        return without_keys(call)
     weights, lse = softmax(xp, x, visible, call.sinks, traced)  # (..., H, Lq, Lk), (..., H, Lq)
     del x
     stage("weights", weights)
@@ -248,13 +251,12 @@ def zero_filled(call: Call, x: Array) -> tuple[Array, Array | None]:
 def raw_scores(call: Call, k: Array, key_broken: Array | None) -> Array:
     """q . k for every pair, NaN where the key has a non-finite component (M20)."""
     xp = call.library.xp
-    if not call.q.shape[-1]:
-        scores = xp.zeros(call.scores_shape, dtype=call.compute, device=call.device)  # A6
-    else:
-        q = stack_groups(xp, call.q, call.group)  # (..., Hkv, G * Lq, d_k)  G1, G2
-        scores = unstack_groups(xp, xp.matmul(q, xp.matrix_transpose(k)), call.group)
-        if tuple(scores.shape) != call.scores_shape:
-            scores = xp.broadcast_to(scores, call.scores_shape)  # A3: v may bring batch axes of its own
+    if not k.shape[-1]:
+        return xp.zeros(call.scores_shape, dtype=call.compute, device=call.device)  # A6
+    q = stack_groups(xp, call.q, call.group)  # (..., Hkv, G * Lq, d_k)  G1, G2
+    scores = unstack_groups(xp, xp.matmul(q, xp.matrix_transpose(k)), call.group)
+    if tuple(scores.shape) != call.scores_shape:
+        scores = xp.broadcast_to(scores, call.scores_shape)  # A3: v may bring batch axes of its own
     if key_broken is None:
         return scores
     broken = ~xp.all(xp.isfinite(key_broken), axis=-1)[..., None, :]  # (..., Hkv, 1, Lk)
@@ -282,8 +284,8 @@ def restored(call: Call, output: Array, visible: Array | None, v: Array) -> Arra
     return xp.where(met[..., v.shape[-1] :], output - float("inf"), output)
 
 
-def without_keys(call: Call) -> tuple[Array, Array]:
-    """Rows over no keys at all: output 0 and as log-sum-exp the sink, or -inf (P2); NaN if the sink says so (P3)."""
+def without_pairs(call: Call) -> tuple[Array, Array]:
+    """No rows, or rows over no keys: output 0, log-sum-exp the sink or -inf (P2); NaN if the sink says so (P3)."""
     xp, shape = call.library.xp, call.scores_shape[:-1]
     lse = xp.full(shape, -float("inf"), dtype=call.compute, device=call.device)
     if call.sinks is not None:
@@ -295,8 +297,8 @@ def without_keys(call: Call) -> tuple[Array, Array]:
 
 def check_path(path: str) -> None:
     """Raises PathError unless path names an installed way of computing (E4)."""
-    if path != "dense":
-        raise PathError("path", "one of 'dense'", repr(path))
+    if not is_one_of(path, ("dense",)):
+        raise PathError("path", "one of 'dense'", describe(path))
 
 
 def _forget(_: str, value: Array) -> Array:

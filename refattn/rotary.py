@@ -14,6 +14,7 @@ from .arrays import (
     device_of,
     from_list,
     into_library,
+    is_one_of,
     library_of,
     quiet,
 )
@@ -42,7 +43,7 @@ def rope(x: Array, positions: Any, *, style: str, base: float = 10000.0, width: 
     xp, device = library.xp, device_of(library, x)
     if x.ndim < 2 or not is_float(x.dtype):
         raise RotaryError("x", "a floating array (..., L, d)", describe(x))
-    if style not in STYLES:
+    if not is_one_of(style, STYLES):
         raise RotaryError("style", f"one of {', '.join(STYLES)}", describe(style))
     if isinstance(base, bool) or not isinstance(base, numbers.Real) or not 0 < base < math.inf:
         raise RotaryError("base", "a finite real number > 0", describe(base))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from libraries import DTYPES, LIBRARIES, Library
 
@@ -23,8 +23,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "library(*names): the test belongs to these array libraries alone")
     examples = EXAMPLES[config.getoption("--library")]
+    # Shrinking a failure takes JAX and Dask many minutes.
+    slow = config.getoption("--library") in ("jax", "dask")
+    phases = (Phase.explicit, Phase.generate) if slow else tuple(Phase)
     for name, count in (("refattn", examples), ("few", examples // 10)):
-        settings.register_profile(name, deadline=None, derandomize=True, max_examples=count, database=None)
+        settings.register_profile(
+            name, deadline=None, derandomize=True, max_examples=count, database=None, phases=phases
+        )
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("refattn")
 

@@ -20,7 +20,7 @@ import refattn
 from refattn import CHAPTERS, CLAUSES, biases, errors, masks
 from refattn.conformance.captured import CaptureError, captured_cases
 from refattn.conformance.case import Case, Problem
-from refattn.conformance.cases import all_cases
+from refattn.conformance.cases import all_cases, heads
 from refattn.conformance.judge import Result, error_over_bound, golden_of, judge
 from refattn.conformance.plain import Draw, rounded
 from refattn.conformance.report import explain, verdict_line
@@ -157,7 +157,7 @@ PATCHES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "padding inverted": ("M11", masks.Padding, "evaluate", lambda self, f: ~f.per_key(self.keep, "keep")),
     "or is and": ("M13", masks.Or, "evaluate", lambda self, f: self.first.evaluate(f) & self.second.evaluate(f)),
     "not is lost": ("M13", masks.Not, "evaluate", lambda self, f: self.mask.evaluate(f)),
-    "heads split by reshape": ("G3", refattn.heads, "split_heads", _reshaped_heads),
+    "heads split by reshape": ("G3", heads, "split_heads", _reshaped_heads),
     "relative is mirrored": (
         "B3",
         biases.Relative,
@@ -185,8 +185,6 @@ PATCHES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
 def test_a_fault_of_a_mask_or_bias_is_caught(patch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """refattn itself, with one of its rules broken, fails cases of that rule."""
     label, where, name, wrong = PATCHES[patch]
-    if name == "split_heads":
-        monkeypatch.setattr(refattn, name, wrong)
     monkeypatch.setattr(where, name, wrong)
     target = find_target("numpy")
     for dtype in ("float16", "float32"):
@@ -406,7 +404,8 @@ def test_a_function_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_captured_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tensors from a file become cases, one per group of names, that right implementations pass and wrong ones fail."""
     rng, path = np.random.default_rng(0), tmp_path / "dump.npz"
-    tensors: dict[str, Any] = {f"layer{n}.{name}": rng.standard_normal((1, 2, 5, 8)).astype("f4") for n in (0, 1) for name in "qkv"}
+    names = [f"layer{n}.{name}" for n in (0, 1) for name in "qkv"]
+    tensors: dict[str, Any] = {name: rng.standard_normal((1, 2, 5, 8)).astype("f4") for name in names}
     tensors |= {
         "layer1.mask": np.tri(5, dtype=bool),
         "layer1.scale": np.asarray(0.5),
@@ -415,8 +414,8 @@ def test_captured_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     np.savez(path, **tensors)
     assert [case.name for case in captured_cases(path)] == ["inputs.layer0", "inputs.layer1"]
     assert check("planted_faults:correct", "--clauses", "S5", "--inputs", str(path), "--json", "-") == 0
-    names = {record["case"] for record in json.loads(capsys.readouterr().out)["records"]}
-    assert {"inputs.layer0", "inputs.layer1"} <= names
+    judged = {record["case"] for record in json.loads(capsys.readouterr().out)["records"]}
+    assert {"inputs.layer0", "inputs.layer1"} <= judged
     target = target_of("scale_ignored")
     failed = {
         (c.name, d) for c in captured_cases(path) for d in c.dtypes if run_case(c, target, d, 0).verdict == "fail"

@@ -106,20 +106,18 @@ def test_invisible_keys_and_values_change_no_bit(library: Library, kind: str, po
     visible = call.expected("float64").visible
     output, lse = results(library, call)
     tried = 0
-    for key in (1, 2, 4):
+    for key in (2, 4):
         seen = visible[..., key]
-        # NumPy may warn of what other rows see; where no row sees the key, a warning is an error.
-        quiet = not seen.any()
-        for which in ("k", "v"):
-            poisoned = {"k": call.k.copy(), "v": call.v.copy()}
-            poisoned[which][..., key, 0] = POISONS[poison]
-            with warnings.catch_warnings():
-                if not quiet:
-                    warnings.simplefilter("ignore", RuntimeWarning)
-                got, got_lse = results(library, Call(call.q, **poisoned, options=call.options))
-            assert_same_bits(got[~seen], output[~seen])
-            assert_same_bits(got_lse[~seen], lse[~seen])
-            tried += int((~seen).sum())
+        k, v = call.k.copy(), call.v.copy()
+        k[..., key, 0], v[..., key, 0] = POISONS[poison], POISONS[poison]
+        with warnings.catch_warnings():
+            # NumPy may warn of what other rows see; where no row sees the key, a warning is an error.
+            if seen.any():
+                warnings.simplefilter("ignore", RuntimeWarning)
+            got, got_lse = results(library, Call(call.q, k, v, call.options))
+        assert_same_bits(got[~seen], output[~seen])
+        assert_same_bits(got_lse[~seen], lse[~seen])
+        tried += int((~seen).sum())
     assert tried > 0
 
 
@@ -135,7 +133,10 @@ def test_invisible_products_may_overflow(
     k, v = call.k.copy(), call.v.copy()
     k[..., 3:, :], v[..., 3:, :] = largest * np.asarray(signs), largest
     output, lse = results(library, call, storage_dtype)
-    got, got_lse = results(library, Call(call.q, k, v, call.options), storage_dtype)
+    with warnings.catch_warnings():
+        if library.name == "dask":  # it computes later, under the settings of whoever computes (N5)
+            warnings.simplefilter("ignore", RuntimeWarning)
+        got, got_lse = results(library, Call(call.q, k, v, call.options), storage_dtype)
     assert_same_bits(got, output)
     assert_same_bits(got_lse, lse)
 

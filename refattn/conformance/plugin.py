@@ -23,4 +23,7 @@ def pytest_addoption(parser: Any) -> None:
         default="numpy",
         help="array library that a module:function is called with (numpy)",
     )
+    group.addoption(
+        "--refattn-dtypes", metavar="float32,...", default=None, help="only these dtypes (all that the target has)"
+    )
     group.addoption("--refattn-seed", metavar="N", type=int, default=None, help="seed of the cases' data")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from refattn.conformance.cases import all_cases
 from refattn.conformance.report import explain
 from refattn.conformance.runner import DEFAULT_SEED, chosen_pairs, run_case
+from refattn.dtypes import COMPUTED
 
 if TYPE_CHECKING:
     import pytest
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per case and dtype."""
-    pairs = chosen_pairs(all_cases())
+    names = metafunc.config.getoption("--refattn-dtypes")
+    pairs = chosen_pairs(all_cases(), dtypes=tuple(names.split(",")) if names else COMPUTED)
     metafunc.parametrize(("case", "dtype"), pairs, ids=[f"{case.name}-{dtype}" for case, dtype in pairs])
 
 

@@ -114,22 +114,22 @@ def padding_and_causal(draw: Draw) -> Problem:
 @CASES.problem("M12")
 def dense_per_head(draw: Draw) -> Problem:
     """A mask may differ per head and batch entry."""
-    shown = draw.rng.random((2, 2, 5, 6)) < 0.6
-    return Problem(**draw.qkv(5, 6), mask=lambda array: masks.dense(array(shown)), shown=shown)
+    shown = draw.rng.random((2, 2, 4, 6)) < 0.6
+    return Problem(**draw.qkv(4, 6), mask=lambda array: masks.dense(array(shown)), shown=shown)
 
 
 @CASES.problem("M12", "A1")
 def dense_random(draw: Draw) -> Problem:
     """Any boolean array hides what it hides: here about half of the pairs, on every row others."""
-    return Problem(**draw.qkv(9, 17, batch=(1,), spread=1.5), shown=draw.rng.random((9, 17)) < 0.5)
+    return Problem(**draw.qkv(9, 17, batch=(1,), d_k=32, spread=1.5), shown=draw.rng.random((9, 17)) < 0.5)
 
 
 @CASES.problem("M12")
 def blocks(draw: Draw) -> Problem:
-    """Blocks of 2 rows by 4 keys, the last ones partial."""
-    kept = np.asarray([[True, False], [False, True], [True, True]])
-    shown = np.repeat(np.repeat(kept, 2, axis=0), 4, axis=1)[:5, :7]
-    return Problem(**draw.qkv(5, 7), mask=lambda array: masks.blocks(array(kept), (2, 4)), shown=shown)
+    """Blocks of 5 rows by 4 keys, the last ones partial."""
+    kept = np.asarray([[True, False], [False, True]])
+    shown = np.repeat(np.repeat(kept, 5, axis=0), 4, axis=1)[:6, :6]
+    return Problem(**draw.qkv(6, 6), mask=lambda array: masks.blocks(array(kept), (5, 4)), shown=shown)
 
 
 @CASES.problem("M13")
@@ -167,20 +167,20 @@ def complement_of_a_mask(draw: Draw) -> Problem:
 @CASES.problem("M15")
 def rank_three_means_heads(draw: Draw) -> Problem:
     """A rank 3 mask is (H, Lq, Lk), also when batch and heads are equally many."""
-    shown = np.stack([causal_pairs(5, 5), ~causal_pairs(5, 5, -1)])
-    return Problem(**draw.ramp(5, 5, step=1.0), shown=shown)
+    shown = np.stack([causal_pairs(6, 6), ~causal_pairs(6, 6, -1)])
+    return Problem(**draw.ramp(6, 6, step=1.0), shown=shown)
 
 
 @CASES.problem("M15")
 def one_row_for_all(draw: Draw) -> Problem:
     """A mask (Lk,) or (1, Lk) holds for every query."""
-    return Problem(**draw.ramp(5, 6), shown=np.asarray([True, True, False, True, False, False]))
+    return Problem(**draw.ramp(4, 6), shown=np.asarray([True, True, False, True, False, False]))
 
 
 @CASES.problem("M15")
 def one_column_for_all(draw: Draw) -> Problem:
     """A mask (Lq, 1) shows a query all keys or none."""
-    return Problem(**draw.ramp(5, 6), shown=np.asarray([[True], [False], [True], [True], [False]]))
+    return Problem(**draw.ramp(4, 6), shown=np.asarray([[True], [False], [True], [False]]))
 
 
 @CASES.check("M15", "E2", area="errors")
@@ -201,7 +201,7 @@ def shapes_of_masks(api: Api) -> None:
 @CASES.check("M16", area="masks", dtypes=COMPUTED)
 def common_shift(api: Api) -> None:
     """A common shift of both starts changes nothing, not a bit: masks and biases see distances."""
-    data = api.draw.qkv(5, 5, batch=(1,))
+    data = api.draw.qkv(6, 6)
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
     for options in ({"causal": True}, {"mask": masks.window(2, 1)}, {"bias": biases.alibi(2)}):
         here = api.host(attention(q, k, v, **options))
@@ -227,7 +227,7 @@ def _lengths(draw: Draw, counts: Array, step: float) -> Problem:
     def mask(array: Convert) -> Any:
         return masks.lengths(array(counts))
 
-    return Problem(**draw.ramp(5, 6, step=step), mask=mask, shown=indices(5, 6)[1] < counts[:, None, None, None])
+    return Problem(**draw.ramp(4, 6, step=step), mask=mask, shown=indices(4, 6)[1] < counts[:, None, None, None])
 
 
 def _padded(draw: Draw, keep: Array, causal: bool) -> Problem:

@@ -38,7 +38,7 @@ def the_complement(draw: Draw) -> Problem:
 @CASES.problem("M1")
 def mask_of_nothing_hidden(draw: Draw) -> Problem:
     """A mask that is True everywhere changes nothing."""
-    return Problem(**draw.qkv(5, 6), shown=np.ones((5, 6), dtype=bool))
+    return Problem(**draw.qkv(4, 6), shown=np.ones((4, 6), dtype=bool))
 
 
 @CASES.check("M1", "E1", area="errors")
@@ -56,10 +56,10 @@ def only_booleans_are_masks(api: Api) -> None:
 @CASES.problem("M2", "P1")
 def hidden_before_softmax(draw: Draw) -> Problem:
     """Masking selects before softmax: with values of one the output is exactly one, whatever the hidden keys score."""
-    data = draw.qkv(5, 6, d_v=2)
+    data = draw.qkv(4, 6, d_v=2)
     data["v"] = np.ones_like(data["v"])
     data["k"] = data["k"] * np.where(np.arange(6) % 2 == 0, 1.0, 4.0)[:, None]
-    shown = np.broadcast_to(np.arange(6) % 2 == 0, (5, 6))
+    shown = np.broadcast_to(np.arange(6) % 2 == 0, (4, 6))
     return Problem(**data, shown=shown, coherent=True)
 
 
@@ -74,13 +74,13 @@ def half_of_two_keys(draw: Draw) -> Problem:
 @CASES.problem("M3", "M4")
 def starts_per_batch_entry(draw: Draw) -> Problem:
     """q_start may differ per batch entry."""
-    return Problem(**draw.ramp(3, 6), causal=True, q_start=np.asarray([1, 3]))
+    return Problem(**draw.ramp(4, 6), causal=True, q_start=np.asarray([0, 2]))
 
 
 @CASES.problem("M3", "P2")
 def negative_starts(draw: Draw) -> Problem:
     """Positions may be negative; queries before every key see nothing."""
-    return Problem(**draw.ramp(5, 4), causal=True, q_start=-2)
+    return Problem(**draw.ramp(6, 4), causal=True, q_start=-3)
 
 
 @CASES.problem("M3")
@@ -103,8 +103,8 @@ def causal_from_the_first_key(draw: Draw) -> Problem:
 
 @CASES.problem("M4", "P1")
 def causal_odd_length(draw: Draw) -> Problem:
-    """Seventeen tokens, one more than a common tile."""
-    return Problem(**draw.ramp(17, 17, batch=(1,), step=1.0), causal=True)
+    """Nine queries at the end of seventeen keys, one more than a common tile."""
+    return Problem(**draw.ramp(9, 17, batch=(1,), d_k=32, step=1.0), causal=True, q_start=8)
 
 
 @CASES.check("M4", area="errors")
@@ -118,25 +118,25 @@ def causal_is_a_bool(api: Api) -> None:
 @CASES.problem("M5")
 def aligned_top_left(draw: Draw) -> Problem:
     """q_start = 0 with Lq < Lk: the first query sees the first key alone."""
-    return Problem(**draw.ramp(4, 7), causal=True, q_start=0)
+    return Problem(**draw.ramp(4, 6), causal=True, q_start=0)
 
 
 @CASES.problem("M5")
 def aligned_bottom_right(draw: Draw) -> Problem:
     """q_start = Lk - Lq: the last query sees every key, as in a prefill after a cached prefix."""
-    return Problem(**draw.ramp(4, 7), causal=True, q_start=3)
+    return Problem(**draw.ramp(4, 6), causal=True, q_start=2)
 
 
 @CASES.problem("M5")
 def decode_step(draw: Draw) -> Problem:
     """One new query at the last position sees every key."""
-    return Problem(**draw.ramp(1, 7), causal=True, q_start=6)
+    return Problem(**draw.ramp(1, 6), causal=True, q_start=5)
 
 
 @CASES.problem("M5", "P2")
 def more_queries_than_keys(draw: Draw) -> Problem:
     """Bottom-right with Lq > Lk: the first queries see nothing, and their output is 0."""
-    return Problem(**draw.ramp(5, 2), causal=True, q_start=-3)
+    return Problem(**draw.ramp(6, 4), causal=True, q_start=-2)
 
 
 @CASES.problem("M5", "M10")
@@ -252,10 +252,10 @@ def window_over_a_cache(draw: Draw) -> Problem:
 @CASES.problem("M6", "M3")
 def window_per_batch_entry(draw: Draw) -> Problem:
     """Windows follow a q_start per batch entry."""
-    starts = np.asarray([1, 3])
-    query, key = positions(3, 6, starts)
+    starts = np.asarray([0, 2])
+    query, key = positions(4, 6, starts)
     shown = (key >= query - 1) & (key <= query + 1)
-    return Problem(**draw.ramp(3, 6), mask=lambda _: masks.window(1, 1), shown=shown, q_start=starts)
+    return Problem(**draw.ramp(4, 6), mask=lambda _: masks.window(1, 1), shown=shown, q_start=starts)
 
 
 @CASES.check("M6", area="errors")

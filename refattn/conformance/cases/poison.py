@@ -108,9 +108,9 @@ def unused_slots_of_a_cache(draw: Draw) -> Problem:
 @CASES.problem("M19")
 def huge_hidden_scores(draw: Draw) -> Problem:
     """Hidden keys whose finite scores tower over the visible ones do not move the maximum."""
-    data = draw.qkv(5, 6, batch=(1,))
+    data = draw.qkv(4, 6)
     data["k"][..., 4:, :] = draw.exact(200.0 * np.sign(data["q"][..., :1, :]))
-    return Problem(**data, shown=np.broadcast_to(np.arange(6) < 4, (5, 6)))
+    return Problem(**data, shown=np.broadcast_to(np.arange(6) < 4, (4, 6)))
 
 
 @CASES.problem("M19", "M17")
@@ -212,7 +212,7 @@ def visible_infinite_values(draw: Draw) -> Problem:
 @CASES.problem("M20")
 def infinite_value_of_no_weight(draw: Draw) -> Problem:
     """A visible infinity counts whatever its weight, also where the weight is too small for any number."""
-    data = draw.qkv(4, 6, batch=(1,), spread=0.5)
+    data = draw.qkv(4, 6, spread=0.5)
     data["v"][..., 5, 0] = np.inf
     return Problem(**data, bias=np.where(np.arange(6) == 5, draw.exact(-3000.0), 0.0) * np.ones((4, 1)))
 
@@ -220,7 +220,7 @@ def infinite_value_of_no_weight(draw: Draw) -> Problem:
 @CASES.problem("M21")
 def nan_query(draw: Draw) -> Problem:
     """A NaN in a query row makes that row NaN and no other."""
-    data = draw.qkv(5, 6)
+    data = draw.qkv(4, 6)
     data["q"][1, 0, 3, 2] = np.nan
     return Problem(**data, causal=True, q_start=1)
 

@@ -27,15 +27,15 @@ def over_the_keys(draw: Draw) -> Problem:
 @CASES.problem("P1")
 def rows_on_their_own(draw: Draw) -> Problem:
     """Each row has its own maximum and sum: rows whose logits lie far apart."""
-    data = draw.qkv(5, 6)
-    data["q"] = draw.exact(data["q"] * np.asarray([0.125, 1.0, 8.0, 0.5, 4.0])[:, None])
+    data = draw.qkv(4, 6)
+    data["q"] = draw.exact(data["q"] * np.asarray([0.125, 1.0, 8.0, 4.0])[:, None])
     return Problem(**data)
 
 
 @CASES.problem("P1")
 def weights_sum_to_one(draw: Draw) -> Problem:
     """Weights are returned, and each row's sum to one."""
-    return Problem(**draw.qkv(5, 6), causal=True, q_start=1, asks=("weights",))
+    return Problem(**draw.qkv(4, 6), causal=True, q_start=1, asks=("weights",))
 
 
 @CASES.problem("P1")
@@ -58,9 +58,9 @@ def empty_row(draw: Draw) -> Problem:
 @CASES.problem("P2")
 def empty_row_of_one_head(draw: Draw) -> Problem:
     """One head that sees nothing is 0; the other heads are as ever."""
-    shown = np.ones((3, 5, 5), dtype=bool)
+    shown = np.ones((4, 6, 6), dtype=bool)
     shown[2] = False
-    return Problem(**draw.qkv(5, 5, heads=3), shown=shown)
+    return Problem(**draw.qkv(6, 6, heads=4), shown=shown)
 
 
 @CASES.problem("P2")
@@ -74,64 +74,64 @@ def blast_radius(draw: Draw) -> Problem:
 @CASES.problem("P2", "P4", dtypes=FULL)
 def log_sum_exp_of_an_empty_row(draw: Draw) -> Problem:
     """The log-sum-exp of an empty row is -inf: not 0, not +inf, not a large negative number."""
-    return Problem(**draw.qkv(5, 3), causal=True, q_start=-2, asks=("lse",))
+    return Problem(**draw.qkv(6, 4), causal=True, q_start=-2, asks=("lse",))
 
 
 @CASES.problem("P2", "P4", dtypes=FULL)
 def log_sum_exp_without_keys(draw: Draw) -> Problem:
     """Without keys the output is 0 and the log-sum-exp -inf."""
-    return Problem(**draw.qkv(2, 0), asks=("lse",))
+    return Problem(**draw.qkv(4, 0), asks=("lse",))
 
 
 @CASES.problem("P3")
 def sinks(draw: Draw) -> Problem:
     """One logit per query head in the denominator: weights sum to less than one."""
-    return Problem(**draw.qkv(5, 6, heads=4), sinks=draw.exact([-1.0, 0.0, 1.0, 2.5]))
+    return Problem(**draw.qkv(4, 6, heads=4), sinks=draw.exact([-1.0, 0.0, 1.0, 2.5]))
 
 
 @CASES.problem("P3", "S5")
 def sinks_are_final_logits(draw: Draw) -> Problem:
     """A sink is neither scaled, capped nor biased: all three options are there, and would change it."""
-    options: dict[str, Any] = {"scale": 0.125, "softcap": 1.5, "bias": draw.exact(draw.normal(5, 6) + 1.0)}
-    return Problem(**draw.qkv(5, 6, spread=2.0), sinks=np.asarray([4.0, -2.0]), **options)
+    options: dict[str, Any] = {"scale": 0.125, "softcap": 1.5, "bias": draw.exact(draw.normal(4, 6) + 1.0)}
+    return Problem(**draw.qkv(4, 6, spread=2.0), sinks=np.asarray([4.0, -2.0]), **options)
 
 
 @CASES.problem("P3", "M13")
 def sinks_with_causal(draw: Draw) -> Problem:
     """A sink is seen by every row, also under causal visibility and in groups of heads."""
     return Problem(
-        **draw.ramp(5, 5, heads=4, kv_heads=2, step=1.0), causal=True, sinks=np.asarray([1.0, 4.0, -1.0, 2.0])
+        **draw.ramp(6, 6, heads=4, kv_heads=2, step=1.0), causal=True, sinks=np.asarray([1.0, 4.0, -1.0, 2.0])
     )
 
 
 @CASES.problem("P3")
 def dominating_sink(draw: Draw) -> Problem:
     """A sink far above the logits takes the maximum; the output nearly vanishes, without overflow."""
-    return Problem(**draw.qkv(3, 6), sinks=np.asarray([12.0, 200.0]))
+    return Problem(**draw.qkv(4, 6), sinks=np.asarray([12.0, 200.0]))
 
 
 @CASES.problem("P3")
 def no_sink(draw: Draw) -> Problem:
     """A sink of -inf is none."""
-    return Problem(**draw.qkv(3, 6), sinks=np.asarray([-np.inf, 0.5]))
+    return Problem(**draw.qkv(4, 6), sinks=np.asarray([-np.inf, 0.5]))
 
 
 @CASES.problem("P3")
 def non_finite_sinks(draw: Draw) -> Problem:
     """A sink of NaN or +inf makes the rows of its head NaN, and no others."""
-    return Problem(**draw.qkv(3, 6, heads=3), sinks=np.asarray([np.nan, np.inf, 0.5]))
+    return Problem(**draw.qkv(4, 6, heads=4), sinks=np.asarray([np.nan, np.inf, 0.5, -0.5]))
 
 
 @CASES.problem("P3", "P2", "P4")
 def empty_row_with_a_sink(draw: Draw) -> Problem:
     """An empty row with a sink has output 0 and the sink as its log-sum-exp."""
-    return Problem(**draw.qkv(5, 3), causal=True, q_start=-2, sinks=np.asarray([0.5, -1.5]))
+    return Problem(**draw.qkv(6, 4), causal=True, q_start=-2, sinks=np.asarray([0.5, -1.5]))
 
 
 @CASES.problem("P3", "A2")
 def sink_of_rank_two(draw: Draw) -> Problem:
     """For rank 2 there is one sink."""
-    data = draw.qkv(3, 6, batch=(), heads=1)
+    data = draw.qkv(4, 6, batch=(), heads=1)
     return Problem(**{name: x if name == "dtype" else x[0] for name, x in data.items()}, sinks=np.asarray([0.75]))
 
 
@@ -148,13 +148,13 @@ def sinks_that_are_refused(api: Api) -> None:
 @CASES.problem("P4", dtypes=FULL)
 def log_sum_exp(draw: Draw) -> Problem:
     """The log-sum-exp is the natural logarithm, of scaled and capped logits."""
-    return Problem(**draw.qkv(5, 6, spread=1.5), softcap=3.0, asks=("lse",))
+    return Problem(**draw.qkv(4, 6, spread=1.5), softcap=3.0, asks=("lse",))
 
 
 @CASES.problem("P4", "P3", dtypes=FULL)
 def log_sum_exp_with_a_sink(draw: Draw) -> Problem:
     """The sink is part of the log-sum-exp."""
-    return Problem(**draw.qkv(5, 6), sinks=np.asarray([1.0, 3.0]), asks=("lse",))
+    return Problem(**draw.qkv(4, 6), sinks=np.asarray([1.0, 3.0]), asks=("lse",))
 
 
 @CASES.problem("P4", "P6")
@@ -213,7 +213,7 @@ def constant_bias(draw: Draw) -> Problem:
 @CASES.check("P6", area="softmax", dtypes=COMPUTED)
 def shift_of_the_log_sum_exp(api: Api) -> None:
     """A constant added to a row's logits is added to its log-sum-exp, and the output stays."""
-    data, bias = api.draw.qkv(4, 6, batch=(1,)), np.asarray([[1.0], [-4.0], [16.0], [0.0]]) * np.ones((1, 6))
+    data, bias = api.draw.qkv(4, 6), np.asarray([[1.0], [-4.0], [16.0], [0.0]]) * np.ones((1, 6))
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
     plain, shifted = golden_of(Problem(**data)), golden_of(Problem(**data, bias=bias))
     output, lse = (api.host(x) for x in attention_with_lse(q, k, v, bias=api.array(bias)))

@@ -30,7 +30,7 @@ def different_weights_one_output(api: Api) -> None:
 @CASES.check("X2", area="weights")
 def one_weight_matrix_different_outputs(api: Api) -> None:
     """The same queries and keys with other values: equal weights, different outputs."""
-    data = api.draw.qkv(3, 4, batch=(1,))
+    data = api.draw.qkv(4, 6)
     q, k = api.array(data["q"]), api.array(data["k"])
     first, second = (attention_stages(q, k, api.array(v)) for v in (data["v"], -data["v"]))
     same = np.array_equal(api.host(first.weights), api.host(second.weights))
