@@ -168,7 +168,7 @@ def _check_shapes(q: Array, k: Array, v: Array) -> tuple[Shape, int]:
 def _check_scale(scale: Any, q: Array, library: Library, device: Any) -> Any:
     if scale is None:
         d_k = q.shape[-1]
-        return 1.0 / math.sqrt(d_k) if d_k else 1.0  # S1, A6
+        return 1.0 / math.sqrt(d_k) if d_k else 1.0  # S1, S6, A6
     expected = "a finite real number, or a 0-d floating array of q's library"  # S2
     if hasattr(scale, "shape") and not (is_host(scale) and isinstance(scale, numbers.Real)):
         same_library(library, scale, "scale")

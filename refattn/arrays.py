@@ -120,7 +120,7 @@ def is_host(x: Any) -> bool:
     known = _LIBRARIES.get(type(x))
     if known:
         return known.host
-    if not hasattr(x, "shape"):
+    if isinstance(x, int) or not hasattr(x, "shape"):
         return False
     if type(x).__module__ == "numpy":
         return type(x).__name__ != "matrix"

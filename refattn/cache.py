@@ -26,7 +26,7 @@ _IN_PLACE = ("numpy", "torch", "cupy", "array_api_strict")
 
 
 class KVCache:
-    """Keys and values of up to `capacity` positions per batch entry; slot j of an entry holds its position j  # K2
+    """Keys and values of up to `capacity` positions per batch entry; slot j of an entry holds its position j (K1, K2).
 
     k (batch, Hkv, capacity, d_k) and v (batch, Hkv, capacity, d_v) are the buffers; `length` is how many slots are
     used: an int, or (batch,) ints if the entries differ. What unused slots hold never matters (K4).
@@ -43,7 +43,7 @@ class KVCache:
             expected = "k (batch, Hkv, capacity, d_k) and v (batch, Hkv, capacity, d_v) of one dtype"
             raise CacheError("k, v", expected, f"{describe(k)} and {describe(v)}")
         _check_kind(k, "k, v")
-        self._k, self._v = k, self._library.xp.asarray(v, copy=True) if v is k else v  # each is written on its own
+        self._k, self._v = k, self._library.xp.astype(v, v.dtype) if v is k else v  # each is written on its own
         self._consumed = False
         self._length = self._counts(length, "length", self.capacity, CapacityError)
 
@@ -116,7 +116,7 @@ class KVCache:
     def fork(self) -> KVCache:
         """A copy with buffers of its own; both go on independently  # K5"""
         self._live()
-        k, v = (self._library.xp.asarray(x, copy=True) for x in (self._k, self._v))
+        k, v = (self._library.xp.astype(x, x.dtype) for x in (self._k, self._v))  # a copy that derivatives pass
         return KVCache(k, v, self._length)
 
     def __copy__(self) -> KVCache:

@@ -31,7 +31,7 @@ def kv_head_of(h: int, heads: int, kv_heads: int) -> int:
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """(..., S, D) as (..., H, S, D / H), head h holding the h-th block of D / H components  # G3"""
+    """(..., S, D) as (..., H, S, D / H), head h holding the h-th block of D / H components  # G3, G5"""
     xp = library_of(x, "x").xp
     number = as_int(heads)
     if number is None or number < 1:

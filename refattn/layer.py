@@ -107,7 +107,7 @@ def multi_head_attention(
             cache.restore()  # E3
         raise
     output = merge_heads(heads_output)  # (..., S, H * d_v)
-    if weights.w_o is not None:
+    if weights.w_o is not None:  # L6
         output = _project(library, output, weights.w_o, weights.b_o)
     return LayerResult(output, matrix, newer)
 

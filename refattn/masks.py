@@ -49,6 +49,10 @@ class Mask:
         """The arrays it holds itself, by the name of the argument they came in."""
         return {}
 
+    def leads(self) -> list[Shape]:
+        """The axes (batch..., H) that its own arrays have."""
+        return []
+
     def evaluate(self, frame: Frame) -> Array:
         """Boolean array over the frame's pairs, broadcastable to (..., H, R, K)."""
         raise NotImplementedError
@@ -89,7 +93,7 @@ class Mask:
         if rows.ndim == 1 and keys.ndim == 1:
             rows, keys = rows[:, None], keys[None, :]
         broadcast_shapes((tuple(rows.shape), tuple(keys.shape)), "rows, keys")
-        frame = _free_frame(library, device, q_start, k_start, pairs=(rows, keys))
+        frame = _free_frame(self, library, device, q_start, k_start, pairs=(rows, keys))
         return _over_pairs(self.evaluate(frame), frame)
 
     def to_array(self, q_len: int, k_len: int, q_start: Any = 0, k_start: Any = 0, like: Any = None) -> Array:
@@ -100,7 +104,7 @@ class Mask:
         library = library_of(like, "like")
         for part in self.parts():
             part.check(None, q_len, k_len)
-        frame = _free_frame(library, device_of(library, like), q_start, k_start, sizes=(q_len, k_len))
+        frame = _free_frame(self, library, device_of(library, like), q_start, k_start, sizes=(q_len, k_len))
         return _over_pairs(self.evaluate(frame), frame)
 
     def to_text(self, q_len: int, k_len: int | None = None, q_start: Any = 0, k_start: Any = 0) -> str:
@@ -211,6 +215,9 @@ class Lengths(Mask):
     def arrays(self) -> dict[str, Array]:
         return {} if isinstance(self.n, int) else {"lengths(n)": self.n}
 
+    def leads(self) -> list[Shape]:
+        return [] if isinstance(self.n, int) else [(*self.n.shape, 1)]
+
     def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
         if not isinstance(self.n, int):
             _check_entries(self.n, lead, "lengths(n)")
@@ -238,6 +245,9 @@ class Padding(Mask):
     def arrays(self) -> dict[str, Array]:
         return {"padding(keep)": self.keep}
 
+    def leads(self) -> list[Shape]:
+        return [(*self.keep.shape[:-1], 1)]
+
     def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
         _check_entries(self.keep, lead, "padding(keep)", "Lk", k_len)
 
@@ -260,6 +270,9 @@ class Documents(Mask):
     def arrays(self) -> dict[str, Array]:
         k_ids = {} if self.k_ids is None else {"documents(k_ids)": self.k_ids}
         return {"documents(q_ids)": self.q_ids, **k_ids}
+
+    def leads(self) -> list[Shape]:
+        return [(*ids.shape[:-1], 1) for ids in self.arrays().values()]
 
     def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
         if self.k_ids is None and q_len != k_len:
@@ -300,6 +313,9 @@ class Dense(Mask):
 
     def arrays(self) -> dict[str, Array]:
         return {self.argument: self.array}
+
+    def leads(self) -> list[Shape]:
+        return [tuple(self.array.shape[:-2])]
 
     def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
         counts = (-(-q_len // self.size[0]), -(-k_len // self.size[1]))
@@ -532,11 +548,15 @@ def _numpy_array() -> Array:
     return numpy.zeros(0)
 
 
-def _free_frame(library: Library, device: Any, q_start: Any, k_start: Any, **where: Any) -> Frame:
+def _free_frame(mask: Mask, library: Library, device: Any, q_start: Any, k_start: Any, **where: Any) -> Frame:
+    """A frame without a call around it: the batch is what the starts and the mask's arrays make it (A3)."""
     frame = Frame(library, device, **where)
+    leads = [lead for part in mask.parts() for lead in part.leads()]
     for name, start in (("q_start", q_start), ("k_start", k_start)):
         value = check_start(start, name, None)
         setattr(frame, name, value if isinstance(value, int) else frame.per_entry(value, name))
+        leads.append(() if isinstance(value, int) else (*value.shape, 1))
+    broadcast_shapes(leads, "q_start, k_start and the mask's arrays")
     return frame
 
 

@@ -20,7 +20,11 @@ from .softmax import softmax
 
 
 class Stages(NamedTuple):
-    """Every intermediate of one call, in the compute dtype; values at invisible pairs are unspecified."""
+    """Every intermediate of one call, in the compute dtype; values at invisible pairs are unspecified.
+
+    The weights are a diagnostic, not an explanation: different weights can give one output (X1), and equal weights
+    different outputs (X2).
+    """
 
     scores: Array  # (..., H, Lq, Lk)  q . k
     scaled: Array  # (..., H, Lq, Lk)  times scale
@@ -208,7 +212,7 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
         x = xp.tanh(x / call.softcap) * call.softcap  # S3: after the scale, before bias and mask
     x = stage("capped", x)
     for summand in summands:
-        x = x + summand  # B4
+        x = x + summand  # B4, M18
     x = stage("biased", x)
     if visible is not None:
         x = xp.where(visible, x, -float("inf"))  # M2: selected before softmax, never multiplied
@@ -265,7 +269,7 @@ def raw_scores(call: Call, k: Array, key_broken: Array | None) -> Array:
 
 
 def weighted_sum(call: Call, weights: Array, v: Array) -> Array:
-    """Each row's weighted sum of values, (..., H, Lq, d_v)."""
+    """Each row's weighted sum of values, (..., H, Lq, d_v); one product, always in the library's own order (N4)."""
     xp = call.library.xp
     return unstack_groups(xp, xp.matmul(stack_groups(xp, weights, call.group), v), call.group)
 

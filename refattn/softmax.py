@@ -23,7 +23,8 @@ def softmax(xp: Any, logits: Array, visible: Array | None, sinks: Array | None, 
         if sinks is not None:
             nothing = nothing & (sinks == -float("inf"))
         peak = xp.where(nothing, 0.0, peak)  # -inf - (-inf) would be NaN
-    weights = xp.exp(logits - peak)  # P7: a visible -inf gives 0, +inf or nothing but -inf gives NaN
+    # P5, P6: only differences count. P7: a visible -inf gives 0, +inf or nothing but -inf gives NaN.
+    weights = xp.exp(logits - peak)
     total = xp.sum(weights, axis=-1, keepdims=True)
     if sinks is not None:
         total = total + xp.exp(sinks - peak)

@@ -54,12 +54,13 @@ class Place(NamedTuple):
         return error_over_bound(self.actual, self.expected, self.bound)
 
     def __str__(self) -> str:
+        at = f"{self.what}[{', '.join(map(str, self.at))}] is {self.actual:.9g}, expected {self.expected:.9g}"
         error = abs(self.actual - self.expected)
-        at = f"[{', '.join(map(str, self.at))}]"
-        return (
-            f"{self.what}{at} is {self.actual:.9g}, expected {self.expected:.9g}; "
-            f"the error {error:.3g} is {self.ratio:.3g} times the bound {self.bound:.3g}"
-        )
+        if not math.isfinite(error):
+            return at
+        if self.bound == 0:
+            return f"{at} exactly"
+        return f"{at}; the error {error:.3g} is {self.ratio:.3g} times the bound {self.bound:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,9 @@ def _judge_unfused(fused: Place, unfused: Place) -> Judgement:
     if unfused.ratio <= 1:
         note = f"beyond the fused bound ({fused.ratio:.3g} times), within that for scores and weights stored low"
         return Judgement(verdict="pass", error_over_bound=unfused.ratio, model="unfused", message=note, place=unfused)
-    message = f"{fused}; with scores and weights stored low still {unfused.ratio:.3g} times"
+    message = str(fused)
+    if math.isfinite(unfused.ratio):
+        message += f"; with scores and weights stored low still {unfused.ratio:.3g} times"
     return Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
 
 

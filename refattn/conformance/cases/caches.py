@@ -24,7 +24,7 @@ PROMPT, STEPS = 4, 2
 
 @CASES.check("K1", "L4", area="generation", dtypes=FULL)
 def generation(api: Api) -> None:
-    """A small decoder language model with rotary positions: prefill and decode give the logits and tokens of full passes."""
+    """A small decoder language model, rotary: prefill and decode give the logits and greedy tokens of full passes."""
     model, tokens = Decoder(api.draw), api.draw.rng.integers(0, 24, (2, PROMPT))
     caches = model.caches(api, 2, PROMPT + STEPS)
     new, written = tokens, tokens
