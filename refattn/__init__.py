@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import biases, cost, errors, masks
 from .cache import KVCache, attend
 from .clauses import CHAPTERS, CLAUSES, Clause, clause
+from .goldens import Golden, golden
 from .heads import kv_head_of, merge_heads, pool_kv_heads, split_heads
 from .layer import AttentionWeights, LayerResult, multi_head_attention
 from .pipeline import Stages, attention, attention_stages, attention_with_lse
@@ -18,6 +19,7 @@ __all__ = [
     "CLAUSES",
     "AttentionWeights",
     "Clause",
+    "Golden",
     "KVCache",
     "LayerResult",
     "Rotary",
@@ -31,6 +33,7 @@ __all__ = [
     "clause",
     "cost",
     "errors",
+    "golden",
     "kv_head_of",
     "masks",
     "merge_heads",

@@ -289,8 +289,8 @@ CLAUSES: tuple[Clause, ...] = (
         "P7",
         "MUST",
         "Infinite logits",
-        "A visible logit of -inf has weight 0, a row whose visible logits are all -inf is NaN, and a visible +inf "
-        "makes its row NaN.",
+        "A visible logit of -inf has weight 0, a row whose visible logits are all -inf is NaN unless it has a finite "
+        "sink, and a visible +inf makes its row NaN.",
     ),
     Clause(
         "G1",
@@ -348,6 +348,7 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Biases add",
         "A bias is a floating array that broadcasts to (..., H, Lq, Lk), a Bias, or a sum of them with +.",
+        "array-api-strict adds nothing foreign: there the array stands on the right.",
     ),
     Clause(
         "B5",

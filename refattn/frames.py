@@ -58,9 +58,9 @@ class Frame:
         return into_library(x, self.library, self.device, argument)
 
     def per_entry(self, x: Any, argument: str) -> Array:
-        """(batch...) integers as (batch..., 1, 1, 1), in the dtype of the indices."""
+        """(batch...) integers as (batch..., 1, 1, 1), one axis per axis of the pairs, in the dtype of the indices."""
         x = self.xp.astype(self.array(x, argument), self.rows.dtype, copy=False)
-        return self.xp.reshape(x, (*x.shape, 1, 1, 1)) if x.shape else x
+        return self.xp.reshape(x, (*x.shape, 1, *(1,) * self.rows.ndim)) if x.shape else x
 
     def per_key(self, x: Array, argument: str) -> Array:
         """(batch..., Lk) values taken at the keys: (batch..., 1, 1, K)."""

@@ -82,8 +82,9 @@ class Mask:
     def visible(self, rows: Any, keys: Any, q_start: Any = 0, k_start: Any = 0) -> Array:
         """Visibility of the given pairs of indices (M14).
 
-        rows and keys are ints, ranges or integer arrays; 1-D rows with 1-D keys make a grid (..., R, K), other shapes
-        broadcast together. The library is theirs if they are arrays, else that of the mask's own arrays.
+        rows and keys are ints, ranges, lists or integer arrays; 1-D rows with 1-D keys make a grid (..., R, K), other
+        shapes broadcast together. The library is theirs if they are arrays, else that of the mask's own arrays, else
+        NumPy. Where entries or heads differ, (batch..., H or 1) comes before. Raises MaskArgumentError.
         """
         own = [array for part in self.parts() for array in part.arrays().values()]
         like = next((x for x in (rows, keys, *own) if is_array(x) and not is_host(x)), _numpy_array())
@@ -93,6 +94,8 @@ class Mask:
         if rows.ndim == 1 and keys.ndim == 1:
             rows, keys = rows[:, None], keys[None, :]
         broadcast_shapes((tuple(rows.shape), tuple(keys.shape)), "rows, keys")
+        rank = max(rows.ndim, keys.ndim)
+        rows, keys = (library.xp.reshape(x, (*(1,) * (rank - x.ndim), *x.shape)) for x in (rows, keys))
         frame = _free_frame(self, library, device, q_start, k_start, pairs=(rows, keys))
         return _over_pairs(self.evaluate(frame), frame)
 
@@ -336,17 +339,21 @@ class Dense(Mask):
         )
         check_index(rows, counts[0], self.argument)
         check_index(keys, counts[1], self.argument)
+        if rows.ndim == 2 and rows.shape[1] == keys.shape[0] == 1:  # a grid
+            array = xp.take(array, rows[:, 0], axis=-2)
+            return xp.take(array, keys[0, :], axis=-1)
         flat = xp.reshape(array, (*array.shape[:-2], counts[0] * counts[1]))
         return frame.take(flat, rows * counts[1] + keys, self.argument)
 
     def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
-        if not is_host(self.array) or self.array.ndim < 2:
+        if not is_host(self.array):
             return MIXED
+        array = self.array.reshape((*(1,) * (2 - self.array.ndim), *self.array.shape))
         row, key = (
             slice(None) if count == 1 else slice(index[0] // size, index[-1] // size + 1)
-            for index, size, count in zip((rows, keys), self.size, self.array.shape[-2:], strict=True)
+            for index, size, count in zip((rows, keys), self.size, array.shape[-2:], strict=True)
         )
-        return _values(self.array[..., row, key])
+        return _values(array[..., row, key])
 
 
 class And(Mask):

@@ -58,6 +58,8 @@ def rope(x: Array, positions: Any, *, style: str, base: float = 10000.0, width: 
     if positions.ndim < 1 or positions.shape[-1] != length or not broadcasts_to(tuple(positions.shape[:-1]), batch):
         raise RotaryError("positions", f"(L,) or (batch..., L), batch {batch}, L = {length}", describe(positions))
 
+    if not turned:
+        return x
     dtype = compute_dtype(xp, x.dtype)
     head = (1,) if positions.ndim > 1 else ()
     angle = xp.reshape(xp.astype(positions, dtype), (*positions.shape[:-1], *head, length, 1))  # B7

@@ -89,7 +89,8 @@ def judge(problem: Problem, result: Result) -> Judgement:
     elif math.isnan(fused.ratio):
         judged = _not_judgeable(fused)
     else:
-        judged = Judgement(verdict="fail", error_over_bound=fused.ratio, message=str(fused), place=fused)
+        message = str(fused) + _hint_of_float32(problem, golden, result)
+        judged = Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
     if notes and judged.verdict != "fail":
         return Judgement(verdict="fail", error_over_bound=judged.error_over_bound, message="; ".join(notes))
     return judged
@@ -187,6 +188,15 @@ def _judge_unfused(fused: Place, unfused: Place) -> Judgement:
     if math.isfinite(unfused.ratio):
         message += f"; with scores and weights stored low still {unfused.ratio:.3g} times"
     return Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
+
+
+def _hint_of_float32(problem: Problem, golden: Golden, result: Result) -> str:
+    """A float64 result that is right to float32's precision was most likely computed in float32 (N1)."""
+    if problem.dtype != "float64":
+        return ""
+    bound = golden.bound("float32", coherent=True)
+    right = error_over_bound(result.output, golden.output, bound) <= 1
+    return "; it is right to float32's precision, so float64 seems to be computed in float32 [N1]" if right else ""
 
 
 def _not_judgeable(place: Place) -> Judgement:

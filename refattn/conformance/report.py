@@ -13,6 +13,8 @@ from refattn.clauses import CHAPTERS, clause
 from refattn.conformance.runner import VERDICTS, Record, Report
 
 WIDTH = 100
+# Entries of a list that are shown before "and more".
+SHOWN = 10
 
 
 @contextlib.contextmanager
@@ -66,9 +68,10 @@ def print_report(report: Report) -> None:
     if report.broken:
         print()
         print(explain(report.broken[0]))
-        others = sorted({record.case for record in report.broken[1:]} - {report.broken[0].case})
+        others = [*dict.fromkeys(record.case for record in report.broken if record.case != report.broken[0].case)]
         if others:
-            print(_wrapped(f"Also: {', '.join(others)}", ""))
+            more = f" and {len(others) - SHOWN} more (--json has all)" if len(others) > SHOWN else ""
+            print(_wrapped(f"Also: {', '.join(others[:SHOWN])}{more}", ""))
     print()
     print(verdict_line(report))
 
@@ -95,7 +98,7 @@ def verdict_line(report: Report) -> str:
         return f"{report.target} conforms ({counts}).{stored}"
     if not report.broken:
         return f"{report.target}: nothing could be judged, so it does not conform ({counts or 'no case was chosen'})."
-    return f"{report.target} does not conform ({counts}).{stored}"
+    return f"{report.target} does not conform ({counts})."
 
 
 def _by_clause(report: Report) -> dict[str, list[Record]]:
@@ -116,8 +119,11 @@ def _print_unsupported(report: Report, show: Callable[..., None]) -> None:
             reasons[record.message] = reasons.get(record.message, 0) + 1
     if reasons:
         show("\nUnsupported, so not judged:")
-    for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+    ranked = sorted(reasons.items(), key=lambda item: -item[1])
+    for reason, count in ranked[:SHOWN]:
         show(f"  {count:4d}  {reason}", markup=False)
+    if len(ranked) > SHOWN:
+        show(f"  {sum(count for _, count in ranked[SHOWN:]):4d}  of {len(ranked) - SHOWN} other kinds (--json has all)")
 
 
 def _wrapped(text: str, head: str) -> str:

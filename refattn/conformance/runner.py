@@ -21,6 +21,8 @@ DESCRIPTION_OF_TARGET = (
     "torch (scaled_dot_product_attention), numpy or refattn-LIBRARY (refattn itself), or your own function as "
     "module:function or path.py:function, called as f(q, k, v, **options)"
 )
+# One dtype after the other, float32 first: its failures are the easiest to read.
+DTYPE_ORDER = ("float32", "bfloat16", "float16", "float64")
 VERDICTS = ("pass", "fail", "crashed", "not judgeable", "unsupported")
 
 
@@ -180,17 +182,14 @@ def run_suite(
 def chosen_pairs(
     cases: Iterable[Any], labels: frozenset[str] | None = None, dtypes: tuple[str, ...] = COMPUTED
 ) -> list[tuple[Any, str]]:
-    """The cases of those clauses, each with those of its dtypes."""
+    """The cases of those clauses in each of their dtypes, one dtype after the other."""
     chosen = [case for case in cases if labels is None or labels & set(case.clauses)]
-    return [(case, dtype) for case in chosen for dtype in case.dtypes if dtype in dtypes]
+    return [(case, dtype) for dtype in DTYPE_ORDER if dtype in dtypes for case in chosen if dtype in case.dtypes]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `refattn check`."""
-    parser.description = (
-        "Runs the conformance suite on an implementation of attention and says whether it conforms, and if not, what "
-        "is wrong. Results are compared with float64 values under an error bound that is derived, element by element."
-    )
+    parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     parser.add_argument("target", metavar="TARGET", help=DESCRIPTION_OF_TARGET)
     parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
@@ -269,6 +268,11 @@ def _captured(notes: list[str]) -> Iterator[None]:
             notes.append(f"printed: {text[:200]}")
         notes.extend(sorted({f"warned: {warning.message}"[:200] for warning in warned}))
 
+
+_DESCRIPTION = """\
+Runs the conformance suite on an implementation of attention and says whether it conforms, and if not, what is
+wrong. Results are compared with float64 values, under an error bound that is derived element by element.
+"""
 
 _EPILOG = """\
 Your own function, in a file my_kernel.py:

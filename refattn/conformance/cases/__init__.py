@@ -20,7 +20,8 @@ from refattn.conformance.cases import (
     weights,
 )
 
-CHAPTERS = (arrays, scores, masks, keys, poison, softmax, heads, biases, layer, caches, numbers, cost, weights, errors)
+# The plainest first, so that the first failure of an implementation is the one to look at first.
+CHAPTERS = (scores, masks, keys, softmax, heads, arrays, numbers, biases, poison, layer, caches, cost, weights, errors)
 
 
 def all_cases() -> tuple[Case, ...]:

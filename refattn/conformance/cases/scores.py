@@ -25,7 +25,7 @@ def worked_example(draw: Draw) -> Problem:
         "weights": (np.asarray([0.401, 0.198, 0.401]), 5e-4),
         "output": (np.asarray([[6.017, 3.983], [3.983, 6.017], [5.0, 5.0]]), 5e-4),
     }
-    return Problem(dtype=draw.dtype, q=tokens, k=tokens, v=values, known=known)
+    return Problem(dtype=draw.dtype, q=tokens[None, None], k=tokens[None, None], v=values[None, None], known=known)
 
 
 @CASES.problem("S1", "M4")
@@ -34,7 +34,8 @@ def worked_example_causal(draw: Draw) -> Problem:
     tokens = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     values = np.asarray([[10.0, 0.0], [0.0, 10.0], [5.0, 5.0]])
     known = {"weights": (np.asarray([[1.0, 0.0, 0.0], [0.330, 0.670, 0.0]]), 5e-4)}
-    return Problem(dtype=draw.dtype, q=tokens[None], k=tokens[None], v=values[None], causal=True, known=known)
+    tokens, values = tokens[None, None], values[None, None]
+    return Problem(dtype=draw.dtype, q=tokens, k=tokens, v=values, causal=True, known=known)
 
 
 @CASES.problem("S1")
