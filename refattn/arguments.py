@@ -24,7 +24,7 @@ from .arrays import (
     same_place,
 )
 from .biases import Bias, as_bias
-from .dtypes import COMPUTED, compute_dtype, dtype_name, is_float, is_float8
+from .dtypes import COMPUTED, RANGES, compute_dtype, dtype_name, is_float, is_float8
 from .errors import (
     CausalError,
     DTypeError,
@@ -74,14 +74,14 @@ def check_call(
     k: Array,
     v: Array,
     *,
-    causal: bool,
-    mask: Any,
-    bias: Any,
-    scale: Any,
-    softcap: Any,
-    sinks: Any,
-    q_start: Any,
-    k_start: Any,
+    causal: bool = False,
+    mask: Any = None,
+    bias: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
+    sinks: Any = None,
+    q_start: Any = None,
+    k_start: Any = 0,
 ) -> Call:
     """All argument checks of attention, in reading order, and what they found out."""
     library = library_of(q, "q")
@@ -113,8 +113,14 @@ def check_call(
         scores_shape = (1, *scores_shape)
     if sinks is not None:
         sinks = xp.reshape(xp.astype(sinks, compute, copy=False), (-1, 1, 1))
-    if not isinstance(scale, float):
+    # Numbers beyond the compute dtype stand for its nearest finite ones: inf * 0 and 0 / 0 would be NaN.
+    least, most = RANGES["float64" if compute is xp.float64 else "float32"]
+    if isinstance(scale, float):
+        scale = min(max(scale, -most), most)
+    else:
         scale = xp.astype(scale, compute, copy=False)
+    if softcap is not None:
+        softcap = min(max(softcap, least), most)
     return Call(
         library,
         device,
@@ -160,7 +166,7 @@ def _check_shapes(q: Array, k: Array, v: Array) -> tuple[Shape, int]:
         return pairs, 1
     if v.shape[-3] != k.shape[-3]:
         raise ShapeError("v", f"Hkv = {k.shape[-3]} on axis -3, as k has", describe(v))
-    group = check_heads(q.shape[-3], k.shape[-3])  # G1
+    group = check_heads(q.shape[-3], k.shape[-3], "q")  # G1
     batch = broadcast_shapes([tuple(x.shape[:-3]) for x in (q, k, v)], "q, k, v")  # A3
     return (*batch, q.shape[-3], *pairs), group
 

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from refattn.arrays import Array
 from refattn.dtypes import COMPUTED
 from refattn.errors import BackendError
-
-Array = Any
 
 # The one capability table: test marks, skip reasons, `refattn backends` and the docs all read it.
 CAPABILITIES: Mapping[str, str] = MappingProxyType(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import Array, Shape, as_int, describe, library_of
+from .arrays import Array, Shape, as_int, broadcasts_to, describe, library_of
 from .dtypes import is_float
 from .errors import BiasError
-from .frames import Frame, check_pair_shape
+from .frames import Frame, pair_readings
 
 
 class Bias:
@@ -52,7 +52,7 @@ class Alibi(Bias):
         return f"alibi({self.heads})"
 
     def check(self, scores_shape: Shape) -> None:
-        _check_head_count(self.heads, "alibi(heads)", scores_shape)
+        _check_head_count(self.heads, "alibi(heads)", scores_shape, "B1")
 
     def evaluate(self, frame: Frame, dtype: Any) -> Array:
         xp = frame.xp
@@ -76,7 +76,7 @@ class Relative(Bias):
         return {"relative(table)": self.table}
 
     def check(self, scores_shape: Shape) -> None:
-        _check_head_count(self.table.shape[0], "relative(table)", scores_shape)
+        _check_head_count(self.table.shape[0], "relative(table)", scores_shape, "B3")
 
     def evaluate(self, frame: Frame, dtype: Any) -> Array:
         xp = frame.xp
@@ -102,7 +102,9 @@ class Plain(Bias):
         return {"bias": self.array}
 
     def check(self, scores_shape: Shape) -> None:
-        check_pair_shape(self.array, "bias", scores_shape)
+        if not broadcasts_to(tuple(self.array.shape), scores_shape):
+            expected = f"a shape that broadcasts to (..., H, Lq, Lk) = {scores_shape}"
+            raise BiasError("bias", expected + pair_readings(self.array.ndim), describe(self.array))
 
     def evaluate(self, frame: Frame, dtype: Any) -> Array:
         array = frame.xp.astype(frame.array(self.array, "bias"), dtype, copy=False)
@@ -131,7 +133,7 @@ def alibi(heads: int) -> Bias:
     """Attention with linear biases for H = heads query heads (B1, B2; Press, Smith and Lewis, 2021)."""
     number = as_int(heads)
     if number is None or number < 1:
-        raise BiasError("alibi(heads)", "an int >= 1", describe(heads))
+        raise BiasError("alibi(heads)", "an int >= 1", describe(heads), "B1")
     return Alibi(number)
 
 
@@ -146,7 +148,7 @@ def relative(table: Array) -> Bias:
     """A learned bias by clipped distance: table (H, 2R + 1), a floating array of q's library (B3)."""
     library_of(table, "relative(table)")
     if not is_float(table.dtype) or table.ndim != 2 or table.shape[1] % 2 != 1:
-        raise BiasError("relative(table)", "a floating array (H, 2R + 1)", describe(table))
+        raise BiasError("relative(table)", "a floating array (H, 2R + 1)", describe(table), "B3")
     return Relative(table)
 
 
@@ -160,7 +162,7 @@ def as_bias(bias: Any) -> Bias:
     return Plain(bias)
 
 
-def _check_head_count(heads: int, argument: str, scores_shape: Shape) -> None:
+def _check_head_count(heads: int, argument: str, scores_shape: Shape, clause: str) -> None:
     wanted = scores_shape[-3] if len(scores_shape) > 2 else 1
     if heads != wanted:
-        raise BiasError(argument, f"as many heads as q has, H = {wanted}", f"{heads} heads")
+        raise BiasError(argument, f"as many heads as q has, H = {wanted}", f"{heads} heads", clause)

@@ -112,7 +112,7 @@ def logit_error(rows: Rows, model: Model) -> Array:
     if rows.bias is not None:
         error = error + u * np.abs(rows.capped) + 2 * u * np.abs(rows.bias)
         error = error + s * (np.abs(rows.capped + rows.bias) + np.abs(rows.bias))
-    below = np.where(rows.visible, _finite(rows.logits) - _largest(rows)[:, None], 0.0)
+    below = np.where(rows.visible, finite(rows.logits) - _largest(rows)[:, None], 0.0)
     return np.where(rows.visible, np.minimum(error + 2 * u * np.abs(below), LARGEST_ERROR), 0.0)
 
 
@@ -127,7 +127,7 @@ def perturbation(rows: Rows, model: Model) -> Perturbation:
     if rows.sink is not None and math.isfinite(rows.sink):
         u = model.accumulation + (model.storage if model.unfused else 0.0)
         sink_error = u * abs(rows.sink) + 2 * model.accumulation * np.abs(rows.sink - _largest(rows))
-        sink_weight = np.exp(rows.sink - _finite(rows.lse))
+        sink_weight = np.exp(rows.sink - finite(rows.lse))
         sink_grown = sink_weight * np.expm1(np.minimum(sink_error, LARGEST_ERROR))
         least_sum = least_sum + sink_weight * np.exp(-sink_error)
     some = np.any(rows.visible, axis=-1)
@@ -161,7 +161,7 @@ def lse_bound(rows: Rows, model: Model) -> Array:
     import numpy as np
 
     p, u = perturbation(rows, model), model.accumulation
-    lse = _finite(rows.lse)
+    lse = finite(rows.lse)
     moved = np.log1p(np.sum(p.grown, axis=-1) + p.sink_grown)
     moved = np.maximum(moved, -np.log(p.least_sum))
     rounding = u * (_row_error(rows.v.shape[0], model) + 3 * np.abs(lse) + 2 * np.abs(_largest(rows)) + 4)
@@ -190,10 +190,11 @@ def _largest(rows: Rows) -> Array:
     import numpy as np
 
     sink = -math.inf if rows.sink is None else rows.sink
-    return _finite(np.max(np.where(rows.visible, rows.logits, -np.inf), axis=-1, initial=sink))
+    return finite(np.max(np.where(rows.visible, rows.logits, -np.inf), axis=-1, initial=sink))
 
 
-def _finite(x: Array) -> Array:
+def finite(x: Array) -> Array:
+    """x with 0 in place of NaN and infinities."""
     import numpy as np
 
     return np.where(np.isfinite(x), x, 0.0)

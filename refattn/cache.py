@@ -20,6 +20,7 @@ from .arrays import (
 )
 from .dtypes import COMPUTED, dtype_name, is_float, is_float8, is_integer
 from .errors import CacheError, CapacityError, ConsumedCacheError
+from .frames import check_start
 from .pipeline import attention
 
 _IN_PLACE = ("numpy", "torch", "cupy", "array_api_strict")
@@ -125,9 +126,19 @@ class KVCache:
     def __reduce__(self) -> tuple[type[KVCache], tuple[Any, ...]]:
         return type(self), (self.k, self.v, self.length)
 
-    def restore(self) -> None:
-        """Undoes the consumption by an append whose result was never used; its slots count as unused again."""
-        self._consumed = False
+    def position(self, slot: Any, k_start: Any) -> Any:
+        """The position of a slot, an int or (batch,) ints, where key 0 is at k_start (M3)."""
+        k_start = check_start(k_start, "k_start", (self._k.shape[0],))
+        if not (isinstance(slot, int) or isinstance(k_start, int)):
+            slot, k_start = (into_library(x, self._library, self._device, "k_start") for x in (slot, k_start))
+        return slot + k_start
+
+    def after(self, count: int) -> int:
+        """Slots that a call after an append of `count` positions looks at: Lk of its masks."""
+        length = self.length
+        if isinstance(length, int):
+            return length + count
+        return int(length.max(initial=0)) + count if is_host(length) else self.capacity
 
     def _live(self) -> KVCache:
         if self._consumed:
@@ -174,7 +185,7 @@ class KVCache:
         """The buffer with new positions in known slots; in place where that is allowed and disturbs no derivative."""
         xp = self._library.xp
         if self._in_place(buffer, new):
-            # PyTorch refuses to write into expanded tensors, into those of inference mode, and across a vmap.
+            # PyTorch refuses to write into tensors of inference mode from outside, and across a vmap.
             with contextlib.suppress(RuntimeError):
                 return self._overwrite(buffer, new, added)
         if isinstance(added, int) and isinstance(self._length, int):
@@ -193,7 +204,7 @@ class KVCache:
     def _select(self, buffer: Array, new: Array, added: Any, fits: Array | None) -> Array:
         """The same, neither writing in place nor looking at lengths: each slot picks its new position or stays."""
         xp, count = self._library.xp, new.shape[2]
-        if count == 0:
+        if 0 in new.shape:
             return buffer
         batch, heads, capacity, width = buffer.shape
         slots = xp.arange(capacity, device=self._device)
@@ -230,6 +241,8 @@ class KVCache:
             return False
         if getattr(new, "requires_grad", False):
             return False
+        if self._library.name == "torch" and 0 in buffer.stride():
+            return False  # an expanded tensor: one write would reach all entries
         return not self._library.host or bool(buffer.flags.writeable)
 
 
@@ -253,10 +266,10 @@ def cached_call(q: Array, cache: KVCache, options: dict[str, Any]) -> tuple[Arra
     length = cache.length
     if isinstance(length, int) and q.shape[2] > length:  # K7
         raise CacheError("q", f"at most the {length} newest positions, all that the cache holds", describe(q))
-    most = length if isinstance(length, int) else int(length.max(initial=0)) if is_host(length) else cache.capacity
+    most = cache.after(0)
     options = dict(options)
     if options.get("q_start") is None:
-        options["q_start"] = length - q.shape[2]  # K7
+        options["q_start"] = cache.position(length - q.shape[2], options.get("k_start", 0))  # K7
     if not isinstance(length, int):
         used = masks.lengths(length)  # K4
         mask = options.get("mask")

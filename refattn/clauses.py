@@ -109,6 +109,7 @@ CLAUSES: tuple[Clause, ...] = (
         "Domain of the soft cap",
         "softcap is None, which switches it off, or a positive finite real number; 0, negative numbers, NaN and "
         "infinity are errors.",
+        "flash-attn spells None as 0.",
     ),
     Clause(
         "S5",
@@ -131,7 +132,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Mask kind",
         "A mask is boolean and True means visible; a floating array is passed as bias, and an integer array is an "
         "error.",
-        "Some libraries add an integer 0/1 mask as if it were a bias; some read True as hidden.",
+        "torch's scaled_dot_product_attention and jax.nn.dot_product_attention read True as visible too; torch's "
+        "nn.MultiheadAttention reads True as hidden, in attn_mask and key_padding_mask alike.",
     ),
     Clause(
         "M2",
@@ -145,7 +147,7 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Positions",
         "Query i sits at position q_start + i and key j at k_start + j; each start is an int, possibly negative, or "
-        "one int per batch entry.",
+        "one int per batch entry, within -2^29 and 2^29, so that sums of starts and indices fit 32 bits.",
     ),
     Clause("M4", "MUST", "Causal", "With causal=True a query sees the keys whose position is at most its own."),
     Clause(
@@ -154,7 +156,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Alignment",
         "q_start defaults to 0 if Lq == Lk and k_start is 0; otherwise whatever reads positions needs it, and without "
         "it there is an error naming both readings.",
-        "With Lq != Lk public implementations split evenly between top-left (0) and bottom-right (Lk - Lq).",
+        "With Lq != Lk, is_causal of torch and of JAX means top-left, q_start = 0; causal of flash-attn since 2.1 and "
+        "of FlashInfer means bottom-right, q_start = Lk - Lq.",
     ),
     Clause(
         "M6",
@@ -162,7 +165,9 @@ CLAUSES: tuple[Clause, ...] = (
         "Window",
         "window(left, right) shows the keys with query - left <= key <= query + right, both ends included, each an "
         "int >= 0 or None for unbounded, independent of causal.",
-        'A "window of W keys", self included, is window(W - 1, 0).',
+        "window_size=(left, right) of flash-attn and local_window_size=(left, right) of jax.nn.dot_product_attention "
+        "count alike, -1 being flash-attn's None. sliding_window=W of Mistral and transformers is W keys, self "
+        "included: window(W - 1, 0). torch's flex_attention has none: its mask_mod spells the comparison out.",
     ),
     Clause("M7", "MUST", "Chunks", "chunks(size) shows the keys with the query's floor(position / size)."),
     Clause("M8", "MUST", "Prefix", "prefix(n) shows the keys at positions below n and decides nothing else."),
@@ -191,7 +196,7 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Combination",
         "Masks combine with &, | and ~; mask and causal always combine by AND.",
-        "Elsewhere giving both is an error, or one overrides the other.",
+        "JAX combines them too; torch's scaled_dot_product_attention refuses both together.",
     ),
     Clause(
         "M14",
@@ -234,7 +239,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Non-influence",
         "An invisible key influences nothing, whatever its key, value and bias hold: NaN, infinities, huge values; in "
         "the dense core not a single bit.",
-        "0 * NaN leaks in every public CPU implementation measured.",
+        "0 * NaN leaks in every public CPU implementation measured, torch's scaled_dot_product_attention and "
+        "jax.nn.dot_product_attention among them.",
     ),
     Clause(
         "M20",
@@ -256,7 +262,8 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Empty row",
         "A row without a visible key, Lk = 0 included, has weights 0, output 0 and log-sum-exp -inf.",
-        "Elsewhere NaN, the mean of all values, or stale memory.",
+        "torch's scaled_dot_product_attention gives NaN before version 2.5 and 0 since; jax.nn.dot_product_attention "
+        'and "eager" of transformers put a large finite number for -inf, and give the mean of all values.',
     ),
     Clause(
         "P3",
@@ -271,7 +278,7 @@ CLAUSES: tuple[Clause, ...] = (
         "Log-sum-exp",
         "The log-sum-exp is the natural logarithm of the sum of exponentials of a row's final logits and its sink, in "
         "the compute dtype, with shape (..., H, Lq); an empty row with a sink has the sink.",
-        "Elsewhere base 2, scaled, or 0 for an empty row.",
+        "FlashInfer's is in base 2: multiply by ln 2.",
     ),
     Clause(
         "P5",
@@ -356,6 +363,7 @@ CLAUSES: tuple[Clause, ...] = (
         "RoPE",
         "rope turns pair i of the first `width` components by position * base^(-2i/width); the pairing is half "
         "(i, i + width/2) or interleaved (2i, 2i + 1), always named, never guessed.",
+        "GPT-NeoX and the Llama of transformers pair halves; GPT-J and the original Llama weights interleave.",
     ),
     Clause("B6", "MUST", "RoPE is relative", "Scores of rotated queries and keys depend on position differences only."),
     Clause(
@@ -407,7 +415,8 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Contiguous cache",
         "A cache of fixed capacity gives what attention over the concatenated keys of each entry gives; an append may "
-        "take a count per entry.",
+        "take a count per entry, and allocates no new buffer where the library writes in place.",
+        "A buffer is copied all the same where lengths are traced or a derivative needs the old values.",
     ),
     Clause("K4", "MUST", "Unused slots", "Unused slots are poison: whatever they hold does not matter."),
     Clause(
@@ -422,7 +431,7 @@ CLAUSES: tuple[Clause, ...] = (
         "Capacity",
         "An append over capacity is an error and leaves the cache as it was; under tracing nothing is written and the "
         "length says so.",
-        "Dynamic updates elsewhere clamp silently and overwrite the newest tokens.",
+        "JAX's dynamic_update_slice clamps its start silently, which overwrites the newest tokens.",
     ),
     Clause(
         "K7",

@@ -92,7 +92,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 class _Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
-    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:  # noqa: A002  # argparse's name  # argparse's name
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:  # noqa: A002  # argparse's name
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:

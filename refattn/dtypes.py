@@ -9,6 +9,9 @@ from typing import Any
 
 COMPUTED = ("bfloat16", "float16", "float32", "float64")  # A4: the dtypes of q, k and v
 
+# The smallest normal and the largest number of each dtype that scores are computed in.
+RANGES = {"float32": (2.0**-126, 2.0**128 - 2.0**104), "float64": (2.0**-1022, 1.7976931348623157e308)}
+
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 _NAMES: dict[tuple[type, Any], str] = {}  # by class too: some libraries' dtypes warn when compared with others'

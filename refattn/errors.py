@@ -6,23 +6,25 @@ The message names the argument, what was expected, what came, and the clause (E2
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 
 class RefattnError(Exception):
     """Base of all refattn errors.
 
-    `argument` is the offending argument, `expected` and `got` are sentences, `clause` is the label of the rule.
+    `argument` is the offending argument, `expected` and `got` are sentences, `clause` is the label of the rule: the
+    class's own, unless the class serves several rules and one is named.
     """
 
-    clause: ClassVar[str] = "E1"
+    clause: str = "E1"
 
-    def __init__(self, argument: str, expected: str, got: Any) -> None:
+    def __init__(self, argument: str, expected: str, got: Any, clause: str | None = None) -> None:
         self.argument, self.expected, self.got = argument, expected, str(got)
+        self.clause = clause or type(self).clause
         super().__init__(f"{argument}: expected {expected}; got {self.got} [refattn {self.clause}]")
 
-    def __reduce__(self) -> tuple[type[RefattnError], tuple[str, str, str]]:
-        return type(self), (self.argument, self.expected, self.got)
+    def __reduce__(self) -> tuple[type[RefattnError], tuple[str, str, str, str]]:
+        return type(self), (self.argument, self.expected, self.got, self.clause)
 
 
 # A: arrays
@@ -101,9 +103,9 @@ class MaskShapeError(RefattnError, ValueError):
 
 
 class MaskArgumentError(RefattnError, ValueError, TypeError):
-    """An argument of a mask constructor is out of its domain."""
+    """An argument of a mask is out of its domain; the clause is that of the constructor, M14 for evaluation."""
 
-    clause = "M6"
+    clause = "M14"
 
 
 class CausalError(RefattnError, TypeError):

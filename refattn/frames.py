@@ -6,7 +6,7 @@ from typing import Any
 
 from .arrays import Array, Library, Shape, as_int, broadcasts_to, describe, from_list, into_library, is_host
 from .dtypes import is_integer
-from .errors import BatchError, MaskArgumentError, MaskShapeError, StartError
+from .errors import BatchError, MaskArgumentError, StartError
 
 FARTHEST_START = 2**29
 FAR = 3 * 2**29  # wider than any distance between positions; sums with an index still fit an int32
@@ -90,16 +90,12 @@ def check_index(index: Array, size: int, argument: str) -> None:
         raise MaskArgumentError("rows and keys", expected, f"{index.min()} to {index.max()}")
 
 
-def check_pair_shape(x: Array, argument: str, shape: Shape, pairs: str = "Lq, Lk") -> None:
-    """Raises MaskShapeError unless x broadcasts to (..., H, Lq, Lk), naming both readings of rank 2 and 3 (M15)."""
-    if broadcasts_to(tuple(x.shape), shape):
-        return
-    readings = {
-        2: f"rank 2 is read as ({pairs}); one row of keys per batch entry is masks.padding(keep)",
-        3: f"rank 3 is read as (H, {pairs}); one array per batch entry needs the shape (B, 1, {pairs})",
-    }.get(x.ndim)
-    expected = f"a shape that broadcasts to (..., H, {pairs}) = {shape}"
-    raise MaskShapeError(argument, expected + (f" ({readings})" if readings else ""), describe(x))
+def pair_readings(rank: int, pairs: str = "Lq, Lk") -> str:
+    """How an array of that rank is read and what else it may have been meant as, for an error message (M15)."""
+    return {
+        2: f" (rank 2 is read as ({pairs}))",
+        3: f" (rank 3 is read as (H, {pairs}); one array per batch entry needs the shape (B, 1, {pairs}))",
+    }.get(rank, "")
 
 
 def _is_zero(start: Any) -> bool:

@@ -2,7 +2,8 @@
 
 A second formulation that shares no line with the pipeline: one head at a time, in blocks of query rows, non-finite
 values set aside and put back by rule, the products accumulated before the division. Nothing under test produces an
-expected value. Only masks and biases are asked of refattn, and `golden_visible` does without these too.
+expected value. Of refattn `golden` asks the check of its arguments (`check_call`), and masks and biases, evaluated on
+the positions of a Frame; `golden_visible` does without all three.
 """
 
 from __future__ import annotations
@@ -210,9 +211,9 @@ class Golden:
         bad = np.any(~np.isfinite(k), axis=-1)[None, :] & visible
         if bias is not None:
             bad = bad | (visible & ~np.isfinite(bias))
-            bias = _finite(bias)
+            bias = bounds.finite(bias)
         nan_row = np.any(~np.isfinite(q), axis=-1) & np.any(visible, axis=-1)
-        finite_q, finite_k, finite_v = _finite(q), _finite(k), _finite(v)
+        finite_q, finite_k, finite_v = bounds.finite(q), bounds.finite(k), bounds.finite(v)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             scaled = self._scale * (finite_q @ finite_k.T)
             size = abs(self._scale) * (np.abs(finite_q) @ np.abs(finite_k).T)
@@ -244,9 +245,9 @@ class Golden:
             incoming = abs(self._scale) * incoming
         part = bounds.Rows(
             visible=visible,
-            size=_finite(np.where(visible, size, 0.0)),
-            scaled=_finite(np.where(visible, scaled, 0.0)),
-            capped=_finite(np.where(visible, capped, 0.0)),
+            size=bounds.finite(np.where(visible, size, 0.0)),
+            scaled=bounds.finite(np.where(visible, scaled, 0.0)),
+            capped=bounds.finite(np.where(visible, capped, 0.0)),
             bias=bias,
             logits=logits,
             sink=sink,
@@ -310,12 +311,6 @@ def _poison(visible: Array, v: Array) -> Array:
     seen = visible.astype(np.float64)
     up, down, nan = (seen @ kind.astype(np.float64) > 0 for kind in (np.isposinf(v), np.isneginf(v), np.isnan(v)))
     return np.where(nan | (up & down), np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))
-
-
-def _finite(x: Array) -> Array:
-    import numpy as np
-
-    return np.where(np.isfinite(x), x, 0.0)
 
 
 def _take_rows(x: Array, rows: Array) -> Array:

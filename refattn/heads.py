@@ -4,41 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import Array, as_int, describe, library_of
+from .arrays import Array, as_int, describe, device_of, library_of
 from .dtypes import compute_dtype, is_float
 from .errors import HeadCountError, HeadSplitError
 
 
-def check_heads(heads: int, kv_heads: int) -> int:
+def check_heads(heads: int, kv_heads: int, argument: str = "heads") -> int:
     """Query heads per key/value head. Raises HeadCountError unless heads is a multiple of kv_heads (G1)."""
     if heads == kv_heads:
         return 1
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
-        raise HeadCountError("q", f"a head count H that is a multiple of Hkv = {kv_heads}", f"H = {heads}")
+        raise HeadCountError(argument, f"a head count H that is a multiple of Hkv = {kv_heads}", f"H = {heads}")
     return heads // kv_heads
 
 
 def kv_head_of(h: int, heads: int, kv_heads: int) -> int:
     """The key/value head that query head h reads: h // (heads / kv_heads)  # G1"""
-    numbers = {"h": as_int(h), "heads": as_int(heads), "kv_heads": as_int(kv_heads)}
-    for name, number in numbers.items():
+    for name, value in (("h", h), ("heads", heads), ("kv_heads", kv_heads)):
+        number = as_int(value)
         if number is None or number < (0 if name == "h" else 1):
-            raise HeadSplitError(name, "a head index >= 0" if name == "h" else "a head count >= 1", describe(number))
+            raise HeadSplitError(
+                name, "a head index >= 0" if name == "h" else "a head count >= 1", describe(value), "G1"
+            )
     group = check_heads(heads, kv_heads)
     if h >= heads:
-        raise HeadSplitError("h", f"a head index below heads = {heads}", h)
+        raise HeadSplitError("h", f"a head index below heads = {heads}", h, "G1")
     return int(h) // group
 
 
 def split_heads(x: Array, heads: int) -> Array:
     """(..., S, D) as (..., H, S, D / H), head h holding the h-th block of D / H components  # G3, G5"""
-    xp = library_of(x, "x").xp
-    number = as_int(heads)
+    library = library_of(x, "x")
+    xp, number = library.xp, as_int(heads)
     if number is None or number < 1:
         raise HeadSplitError("heads", "an int >= 1", describe(heads))
     if x.ndim < 2 or x.shape[-1] % number:
         raise HeadSplitError("x", f"a shape (..., S, D) with D divisible by heads = {number}", describe(x))
-    parts = xp.reshape(x, (*x.shape[:-1], number, x.shape[-1] // number))  # (..., S, H, D / H)
+    shape = (*x.shape[:-1], number, x.shape[-1] // number)  # (..., S, H, D / H)
+    if x.shape[-1]:
+        parts = xp.reshape(x, shape)
+    else:  # Dask cannot split an axis of size zero
+        parts = xp.zeros(shape, dtype=x.dtype, device=device_of(library, x))
     return xp.moveaxis(parts, -2, -3)
 
 
@@ -60,11 +66,11 @@ def pool_kv_heads(w: Array, kv_heads: int) -> Array:
     xp = library_of(w, "w").xp
     number = as_int(kv_heads)
     if number is None or number < 1:
-        raise HeadSplitError("kv_heads", "an int >= 1", describe(kv_heads))
+        raise HeadSplitError("kv_heads", "an int >= 1", describe(kv_heads), "G4")
     if w.ndim < 3 or w.shape[-3] % number:
-        raise HeadSplitError("w", f"a shape (..., H, m, n) with H divisible by kv_heads = {number}", describe(w))
+        raise HeadSplitError("w", f"a shape (..., H, m, n) with H divisible by kv_heads = {number}", describe(w), "G4")
     if not is_float(w.dtype):
-        raise HeadSplitError("w", "a floating array", describe(w))
+        raise HeadSplitError("w", "a floating array", describe(w), "G4")
     wide = xp.astype(w, compute_dtype(xp, w.dtype), copy=False)
     groups = xp.reshape(wide, (*w.shape[:-3], number, w.shape[-3] // number, *w.shape[-2:]))
     return xp.astype(xp.mean(groups, axis=-3), w.dtype, copy=False)

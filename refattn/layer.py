@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from .arguments import check_call
 from .arrays import (
     Array,
     Library,
@@ -19,9 +20,8 @@ from .arrays import (
 from .cache import KVCache, cached_call
 from .dtypes import compute_dtype, dtype_name, is_float
 from .errors import LayerError
-from .frames import check_start
 from .heads import check_heads, merge_heads, split_heads
-from .pipeline import attention, attention_stages
+from .pipeline import attention, attention_stages, check_path
 from .rotary import Rotary
 from .rotary import rope as turn
 
@@ -66,7 +66,8 @@ def multi_head_attention(
 
     x (..., S, width) floating, with heads on no axis yet; the parameters share its library, device and dtype. kv_heads
     is heads by default (L2). With context (..., T, context width) keys and values come from it (L3). rope turns
-    queries and keys, at `positions` (S,) or (batch..., S), by default q_start + i, or cache.length + i (L4). With a
+    queries and keys, at `positions` (S,) or (batch..., S), by default q_start + i and k_start + j, which the masks use
+    too, or from cache.length on (L4). With a
     cache, x (batch, S, width) holds the next S tokens: keys and values are appended, and causal is True by default,
     else False. Other options are those of `attention`. Raises LayerError, or the error of the broken clause; a cache
     that was given is then as it was.
@@ -76,40 +77,31 @@ def multi_head_attention(
     library = library_of(x, "x")
     kv_heads = heads if kv_heads is None else kv_heads
     _check_layer(library, x, weights, heads, kv_heads, context, rope, cache, return_weights)
-    for name in ("q_start", "k_start"):
-        if options.get(name) is not None:
-            options[name] = check_start(options[name], name, tuple(x.shape[:-2]))
     causal = cache is not None if causal is None else causal
     source = x if context is None else context
+    options = {"q_start": None, "k_start": 0, **options, "causal": causal, "mask": mask}
+    starts = _check_attention(library, x, source, weights, heads, kv_heads, cache, options)
 
     q = split_heads(_project(library, x, weights.w_q, weights.b_q), heads)  # (..., H, S, d_k)
     k = split_heads(_project(library, source, weights.w_k, weights.b_k), kv_heads)  # (..., Hkv, T, d_k)
     v = split_heads(_project(library, source, weights.w_v, weights.b_v), kv_heads)  # (..., Hkv, T, d_v)
     if rope is not None:  # L4: before caching
-        q_start = 0 if options.get("q_start") is None else options["q_start"]
-        at = _positions(library, x, q_start, cache) if positions is None else positions
-        same = context is None
-        k_at = at if same else _positions(library, source, options.get("k_start", 0), None)
-        q, k = turn(q, at, **rope._asdict()), turn(k, k_at, **rope._asdict())
-
-    options = {**options, "mask": mask}
-    newer = None if cache is None else cache.append(k, v)
-    try:
-        if newer is not None:
-            k, v, options = cached_call(q, newer, options)
-        if return_weights:
-            stages = attention_stages(q, k, v, causal=causal, **options)
-            heads_output, matrix = stages.output, stages.weights  # L5: the same bits
-        else:
-            heads_output, matrix = attention(q, k, v, causal=causal, **options), None
-    except BaseException:
-        if cache is not None:
-            cache.restore()  # E3
-        raise
+        at = [_positions(library, tokens, start) for tokens, start in zip((x, source), starts, strict=True)]
+        if positions is not None:
+            at = [positions, positions if context is None else at[1]]
+        q, k = turn(q, at[0], **rope._asdict()), turn(k, at[1], **rope._asdict())
+    if cache is not None:
+        cache = cache.append(k, v)
+        k, v, options = cached_call(q, cache, options)
+    if return_weights:
+        stages = attention_stages(q, k, v, **options)
+        heads_output, matrix = stages.output, stages.weights  # L5: the same bits
+    else:
+        heads_output, matrix = attention(q, k, v, **options), None
     output = merge_heads(heads_output)  # (..., S, H * d_v)
     if weights.w_o is not None:  # L6
         output = _project(library, output, weights.w_o, weights.b_o)
-    return LayerResult(output, matrix, newer)
+    return LayerResult(output, matrix, cache)
 
 
 def _project(library: Library, x: Array, w: Array, b: Array | None) -> Array:
@@ -123,15 +115,44 @@ def _project(library: Library, x: Array, w: Array, b: Array | None) -> Array:
         return xp.astype(y, x.dtype, copy=False)
 
 
-def _positions(library: Library, x: Array, start: Any, cache: KVCache | None) -> Array:
-    """start + i for the tokens of x, or cache.length + i: (S,), or (batch..., S) if the entries differ."""
+def _positions(library: Library, x: Array, start: Any) -> Array:
+    """start + i for the tokens of x: (S,), or (batch..., S) if the entries differ."""
     xp, device = library.xp, device_of(library, x)
-    start = start if cache is None else cache.length
     index = xp.arange(x.shape[-2], device=device)
-    if as_int(start) is not None:
-        return index + int(start)
+    if isinstance(start, int):
+        return index + start
     start = into_library(start, library, device, "q_start")
     return index + xp.astype(xp.reshape(start, (*start.shape, 1)), index.dtype)
+
+
+def _check_attention(
+    library: Library,
+    x: Array,
+    source: Array,
+    weights: AttentionWeights,
+    heads: int,
+    kv_heads: int,
+    cache: KVCache | None,
+    options: dict[str, Any],
+) -> tuple[Any, Any]:
+    """Checks the call of attention that will follow, before anything is computed or appended (E3).
+
+    Returns the positions of the first query and key, which the masks and RoPE share.
+    """
+    k_len = source.shape[-2] if cache is None else cache.after(x.shape[-2])
+    widths = (weights.w_q.shape[1] // heads, weights.w_k.shape[1] // kv_heads, weights.w_v.shape[1] // kv_heads)
+    shapes = ((*x.shape[:-2], heads, x.shape[-2]), *2 * ((*source.shape[:-2], kv_heads, k_len),))
+    one = library.xp.zeros((1, 1), dtype=x.dtype, device=device_of(library, x))
+    stand_ins = [library.xp.broadcast_to(one, (*shape, width)) for shape, width in zip(shapes, widths, strict=True)]
+    checked = dict(options)
+    check_path(checked.pop("path", "dense"))
+    if cache is not None:
+        if options["q_start"] is not None:
+            expected = "None beside a cache, whose length gives the positions"
+            raise LayerError("q_start", expected, describe(options["q_start"]))
+        checked["q_start"] = cache.position(cache.length, options["k_start"])
+    call = check_call(*stand_ins, **checked)
+    return (call.q_start, call.k_start) if cache is None else (call.q_start, call.q_start)
 
 
 def _check_layer(

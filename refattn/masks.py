@@ -27,11 +27,25 @@ from .arrays import (
     library_of,
 )
 from .dtypes import is_bool, is_integer
-from .errors import BatchError, MaskArgumentError, MaskKindError
-from .frames import FAR, Frame, check_index, check_pair_shape, check_start, start_range
+from .errors import BatchError, MaskArgumentError, MaskKindError, MaskShapeError
+from .frames import FAR, Frame, check_index, check_start, pair_readings, start_range
 
 ALL, NONE, MIXED = "all", "none", "mixed"
 Span: TypeAlias = tuple[int, int] | None  # the least and greatest value, None where they may not be looked at (N3)
+
+
+# The clause of each constructor, by the name that its arguments' errors begin with.
+_CLAUSES = {
+    "window": "M6",
+    "chunks": "M7",
+    "prefix": "M8",
+    "documents": "M9",
+    "lengths": "M10",
+    "padding": "M11",
+    "dense": "M12",
+    "blocks": "M12",
+    "mask": "M13",
+}
 
 
 class Mask:
@@ -86,8 +100,7 @@ class Mask:
         shapes broadcast together. The library is theirs if they are arrays, else that of the mask's own arrays, else
         NumPy. Where entries or heads differ, (batch..., H or 1) comes before. Raises MaskArgumentError.
         """
-        own = [array for part in self.parts() for array in part.arrays().values()]
-        like = next((x for x in (rows, keys, *own) if is_array(x) and not is_host(x)), _numpy_array())
+        like = self._like(rows, keys)
         library = library_of(like, "rows")
         device = device_of(library, like)
         rows, keys = (_indices(x, library, device, name) for name, x in (("rows", rows), ("keys", keys)))
@@ -100,10 +113,13 @@ class Mask:
         return _over_pairs(self.evaluate(frame), frame)
 
     def to_array(self, q_len: int, k_len: int, q_start: Any = 0, k_start: Any = 0, like: Any = None) -> Array:
-        """The mask as a boolean array (..., Lq, Lk) of like's library and device; NumPy's if like is None."""
+        """The mask as a boolean array (..., Lq, Lk) of like's library and device.
+
+        If like is None, it is that of the mask's own arrays, else NumPy.
+        """
         _check_count(q_len, "q_len", 0)
         _check_count(k_len, "k_len", 0)
-        like = _numpy_array() if like is None else like
+        like = self._like() if like is None else like
         library = library_of(like, "like")
         for part in self.parts():
             part.check(None, q_len, k_len)
@@ -112,9 +128,16 @@ class Mask:
 
     def to_text(self, q_len: int, k_len: int | None = None, q_start: Any = 0, k_start: Any = 0) -> str:
         """A drawing, one mark per pair, x visible and . hidden: a line per query, a block per entry and head (M22)."""
-        array = self.to_array(q_len, q_len if k_len is None else k_len, q_start, k_start)
+        from .goldens import host  # which reads any library's arrays, and masks for its own ends
+
+        array = host(self.to_array(q_len, q_len if k_len is None else k_len, q_start, k_start))
         blocks = array.reshape((math.prod(array.shape[:-2]), *array.shape[-2:]))
         return "\n\n".join("\n".join(" ".join("x" if seen else "." for seen in row) for row in b) for b in blocks)
+
+    def _like(self, *others: Any) -> Array:
+        """An array of the library that the mask is evaluated in: that of the others, else of its own arrays."""
+        own = (array for part in self.parts() for array in part.arrays().values())
+        return next((x for x in (*others, *own) if is_array(x) and not is_host(x)), _numpy_array())
 
     def __and__(self, other: Any) -> Mask:
         return And(self, as_mask(other, "mask"))
@@ -132,7 +155,7 @@ class Mask:
         return Not(self)
 
     def __bool__(self) -> bool:
-        raise MaskArgumentError("mask", "& | ~ between masks", "and, or, not, or a truth test")
+        raise MaskArgumentError("mask", "& | ~ between masks", "and, or, not, or a truth test", "M13")
 
 
 class Window(Mask):
@@ -225,7 +248,7 @@ class Lengths(Mask):
         if not isinstance(self.n, int):
             _check_entries(self.n, lead, "lengths(n)")
         if self.span is not None and self.span[1] > k_len:
-            raise MaskArgumentError("lengths(n)", f"counts of at most Lk = {k_len}", self.n)
+            raise MaskArgumentError("lengths(n)", f"counts of at most Lk = {k_len}", self.n, "M10")
 
     def evaluate(self, frame: Frame) -> Array:
         return frame.keys < (min(self.n, FAR) if isinstance(self.n, int) else frame.per_entry(self.n, "lengths(n)"))
@@ -258,6 +281,7 @@ class Padding(Mask):
         return frame.per_key(self.keep, "padding(keep)")
 
     def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
+        _check_span(keys, self.keep.shape[-1], "padding(keep)")
         return _values(self.keep[..., keys.start : keys.stop]) if is_host(self.keep) else MIXED
 
 
@@ -279,7 +303,7 @@ class Documents(Mask):
 
     def check(self, lead: Shape | None, q_len: int, k_len: int) -> None:
         if self.k_ids is None and q_len != k_len:
-            raise BatchError("documents(k_ids)", f"ids of the keys, since Lq = {q_len} and Lk = {k_len}", "None")
+            raise BatchError("documents(k_ids)", f"ids of the keys, since Lq = {q_len} and Lk = {k_len}", "None", "M9")
         _check_entries(self.q_ids, lead, "documents(q_ids)", "Lq", q_len)
         if self.k_ids is not None:
             _check_entries(self.k_ids, lead, "documents(k_ids)", "Lk", k_len)
@@ -293,6 +317,8 @@ class Documents(Mask):
 
     def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
         k_ids = self.q_ids if self.k_ids is None else self.k_ids
+        _check_span(rows, self.q_ids.shape[-1], "documents(q_ids)")
+        _check_span(keys, k_ids.shape[-1], "documents(k_ids)")
         if not (is_host(self.q_ids) and is_host(k_ids)):
             return MIXED
         q, k = self.q_ids[..., rows.start : rows.stop], k_ids[..., keys.start : keys.stop]
@@ -324,7 +350,12 @@ class Dense(Mask):
         counts = (-(-q_len // self.size[0]), -(-k_len // self.size[1]))
         names = "Lq, Lk" if self.size == (1, 1) else "ceil(Lq / size), ceil(Lk / size)"
         lead = tuple(self.array.shape[:-2]) if lead is None else lead
-        check_pair_shape(self.array, self.argument, (*lead, *counts), names)  # M15
+        if not broadcasts_to(tuple(self.array.shape), (*lead, *counts)):  # M15
+            expected = f"a shape that broadcasts to (..., H, {names}) = {(*lead, *counts)}"
+            rows = "; one row of keys per batch entry is masks.padding(keep)" if self.array.ndim == 2 else ""
+            raise MaskShapeError(
+                self.argument, expected + pair_readings(self.array.ndim, names) + rows, describe(self.array)
+            )
 
     def evaluate(self, frame: Frame) -> Array:
         xp, array = frame.xp, frame.array(self.array, self.argument)
@@ -453,7 +484,7 @@ def lengths(n: Any) -> Mask:
         return Lengths(_check_count(number, "lengths(n)", 0))
     counts = _check_array(n, "lengths(n)", is_integer, "an int >= 0, or one per batch entry", 0)
     if is_host(counts) and bool((counts < 0).any()):
-        raise MaskArgumentError("lengths(n)", "counts >= 0", counts.tolist())
+        raise MaskArgumentError("lengths(n)", "counts >= 0", counts.tolist(), "M10")
     return Lengths(counts)
 
 
@@ -500,7 +531,7 @@ def as_mask(mask: Any, argument: str) -> Mask:
 def _check_count(n: Any, argument: str, least: int, expected: str | None = None) -> int:
     number = as_int(n)
     if number is None or number < least:
-        raise MaskArgumentError(argument, expected or f"an int >= {least}", describe(n))
+        raise MaskArgumentError(argument, expected or f"an int >= {least}", describe(n), _clause(argument))
     return number
 
 
@@ -509,10 +540,11 @@ def _check_array(x: Any, argument: str, kind: Any, expected: str, rank: int) -> 
     if hasattr(array, "dtype") and is_host(array) and array.size == 0:
         array = array.astype("bool" if kind is is_bool else "int64")  # an empty list has no dtype of its own
     if not hasattr(array, "dtype") or not kind(array.dtype):
-        error = MaskKindError if kind is is_bool else MaskArgumentError
-        raise error(argument, expected, describe(x))
+        if kind is is_bool:
+            raise MaskKindError(argument, expected, describe(x))
+        raise MaskArgumentError(argument, expected, describe(x), _clause(argument))
     if array.ndim < rank:
-        raise MaskArgumentError(argument, expected, describe(x))
+        raise MaskArgumentError(argument, expected, describe(x), _clause(argument))
     return array
 
 
@@ -537,6 +569,17 @@ def _indices(x: Any, library: Library, device: Any, argument: str) -> Array:
     if not is_array(array) or not is_integer(array.dtype):
         raise MaskArgumentError(argument, "integer indices: an int, a range, a list or an array", describe(x))
     return library.xp.astype(into_library(array, library, device, argument), dtype, copy=False)
+
+
+def _check_span(span: range, size: int, argument: str) -> None:
+    """Raises MaskArgumentError if a tile reaches beyond an axis of the argument's array (M14)."""
+    if span.stop > size:
+        raise MaskArgumentError("rows and keys", f"indices below {size}, the size of {argument}", span)
+
+
+def _clause(argument: str) -> str:
+    """The clause of the constructor that an argument belongs to; of evaluation (M14) for indices and lengths."""
+    return _CLAUSES.get(argument.partition("(")[0], "M14")
 
 
 def _interval(least: int, greatest: int, low: int, high: int) -> str:

@@ -205,10 +205,10 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
     v, value_broken = zero_filled(call, call.v)
 
     x = stage("scores", raw_scores(call, k, key_broken))  # (..., H, Lq, Lk)
+    if traced:
+        x = xp.where(visible, x, 0.0)  # M19: an invisible score that has overflowed would make derivatives NaN
     x = stage("scaled", x * call.scale)  # S1, S2
     if call.softcap is not None:
-        if traced:
-            x = xp.where(visible, x, 0.0)  # M19: tanh has a NaN derivative where an invisible score has overflowed
         x = xp.tanh(x / call.softcap) * call.softcap  # S3: after the scale, before bias and mask
     x = stage("capped", x)
     for summand in summands:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from refattn.backend import CAPABILITIES, Array, Backend
+from refattn.arrays import Array
+from refattn.backend import CAPABILITIES, Backend
 from refattn.dtypes import COMPUTED
 from refattn.errors import BackendError
 

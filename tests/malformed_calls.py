@@ -137,14 +137,14 @@ for shape in ((K_LEN + 1,), (Q_LEN, 4), (4, K_LEN), (BATCH, K_LEN), (K_LEN, Q_LE
     readings = ("rank 2 is read as (Lq, Lk)", "masks.padding(keep)") if len(shape) == 2 else ()
     bad(f"mask {shape}", errors.MaskShapeError, "mask", got + readings, shaped("mask", *shape, dtype="bool"))
     readings = ("rank 2 is read as (Lq, Lk)",) if len(shape) == 2 else ()
-    bad(f"bias {shape}", errors.MaskShapeError, "bias", (str(shape), *readings), shaped("bias", *shape))
+    bad(f"bias {shape}", errors.BiasError, "bias", (str(shape), *readings), shaped("bias", *shape))
 for shape in ((BATCH, Q_LEN, K_LEN), (KV_HEADS, 1, K_LEN), (0, Q_LEN, K_LEN)):
     got = (str(shape), "rank 3 is read as (H, Lq, Lk)", "(B, 1, Lq, Lk)")
     bad(f"mask {shape}", errors.MaskShapeError, "mask", got, shaped("mask", *shape, dtype="bool"))
-    bad(f"bias {shape}", errors.MaskShapeError, "bias", got, shaped("bias", *shape))
+    bad(f"bias {shape}", errors.BiasError, "bias", got, shaped("bias", *shape))
 for shape in ((3, 1, Q_LEN, K_LEN), (BATCH, 2, Q_LEN, K_LEN), (1, BATCH, HEADS, Q_LEN, K_LEN)):
     bad(f"mask {shape}", errors.MaskShapeError, "mask", (str(shape), "bool"), shaped("mask", *shape, dtype="bool"))
-    bad(f"bias {shape}", errors.MaskShapeError, "bias", (str(shape), "float32"), shaped("bias", *shape))
+    bad(f"bias {shape}", errors.BiasError, "bias", (str(shape), "float32"), shaped("bias", *shape))
 for dtype in ("int32", "bool", "complex64"):
     bad(f"bias {dtype}", errors.BiasError, "bias", ("(3, 5)", dtype), shaped("bias", Q_LEN, K_LEN, dtype=dtype))
 for value in (1.0, "alibi", [[0.0] * K_LEN] * Q_LEN, masks.causal()):
@@ -154,7 +154,7 @@ bad("alibi of other heads", errors.BiasError, "alibi(heads)", ("H = 4", "3 heads
 bad("table of other heads", errors.BiasError, "relative(table)", ("H = 4", "2 heads"), lambda make: {
     "bias": make(Q_LEN, K_LEN) + biases.relative(make(2, 3)) if make.library.name != "strict"
     else biases.relative(make(2, 3)) + make(Q_LEN, K_LEN), "q_start": 0})  # fmt: skip
-bad("sum with a wrong shape", errors.MaskShapeError, "bias", ("(3, 4)",), lambda make: {
+bad("sum with a wrong shape", errors.BiasError, "bias", ("(3, 4)",), lambda make: {
     "bias": biases.alibi(HEADS) + make(Q_LEN, 4), "q_start": 0})  # fmt: skip
 
 # ---- starts -----------------------------------------------------------------------------------------------

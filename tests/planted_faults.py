@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from typing import Any
 
 import numpy as np
 
-Array = Any
+from refattn.arrays import Array
+
 ALL = ("bfloat16", "float16", "float32", "float64")
 LOW = ("bfloat16", "float16")
 FULL = ("float32", "float64")
@@ -290,6 +292,18 @@ def chatty(q: Array, k: Array, v: Array, **options: Any) -> Any:
 def raises(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Fails on every call."""
     raise RuntimeError("no kernel image is available")
+
+
+def exits(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Ends the process on every call, with the exit code of success."""
+    sys.exit(0)
+
+
+def interrupted_at_six_queries(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Right, until a user loses patience."""
+    if q.shape[-2] == 6:
+        raise KeyboardInterrupt
+    return correct(q, k, v, **options)
 
 
 def asserts(q: Array, k: Array, v: Array, **options: Any) -> Any:

@@ -29,7 +29,7 @@ def assert_refused(
     expected, _, got = rest.rpartition("; got ")
     assert argument in name.replace(",", " ").split(), message
     assert expected, message
-    assert got.endswith(f" [refattn {error.clause}]"), message
+    assert got.endswith(f" [refattn {caught.value.clause}]"), message
     assert all(word in message for word in words), (words, message)
 
 

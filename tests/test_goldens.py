@@ -15,11 +15,11 @@ import oracle
 import planted_faults
 from libraries import Library
 from refattn import biases, bounds, errors, goldens, masks
+from refattn.arrays import Array
 from refattn.conformance.judge import error_over_bound
 from refattn.conformance.plain import rounded
 from refattn.goldens import golden, golden_visible
 
-Array = Any
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 

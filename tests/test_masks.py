@@ -339,7 +339,7 @@ def test_evaluation_beyond_the_arrays(library: Library) -> None:
         assert_refused(errors.StartError, "k_start", ("int",), masks.causal().tile, range(2), range(2), 0, start)
     ids = Maker(library).other(2, dtype="int32") if library.name == "numpy" else Maker(library)(2, dtype="int32")
     words = ("an array of NumPy",)
-    assert_refused(errors.LibraryMismatchError, "documents(q_ids)", words, masks.documents(ids).to_array, 2, 2)
+    assert_refused(errors.LibraryMismatchError, "documents(q_ids)", words, masks.documents(ids).to_array, 2, 2, like=np.zeros(1))
     assert_refused(errors.NotAnArrayError, "like", ("list",), masks.causal().to_array, 2, 2, like=[1])
     assert_refused(errors.MaskArgumentError, "lengths(n)", ("[-1, 2]",), masks.lengths, [-1, 2])
     assert_refused(errors.MaskArgumentError, "blocks(size)", ("int 0",), masks.blocks, [[True]], (1, 0))

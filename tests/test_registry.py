@@ -326,7 +326,7 @@ def test_cupy_without_a_device_has_none() -> None:
 @pytest.mark.library("jax")
 def test_jax_does_not_halve_float64_silently() -> None:
     """Without its 64-bit switch JAX would return float32 for float64: an error says how to set it (E4)."""
-    jax = pytest.importorskip("jax")
+    jax = pytest.importorskip("jax", reason="it is about JAX's devices")
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", False)
     try:

@@ -72,7 +72,7 @@ def test_forms_of_positions(library: Library) -> None:
 
 
 def test_low_precisions_compute_in_float32(library: Library, storage_dtype: str) -> None:
-    """Angles and products are float32, rounded once to the dtype of x, at positions that half precisions cannot hold."""
+    """Angles and products are float32, rounded once to the dtype of x, at positions beyond what halves can hold."""
     x = library.array(draw(HEADS, LENGTH, WIDTH), storage_dtype)
     positions = [0, 1, 2049, 4097]
     turned = rope(x, positions, style="half")
@@ -111,11 +111,14 @@ BAD: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "positions by entry": ("positions", ("batch ()", "(2, 4)"), {"positions": [[0] * 4] * 2}),
     "positions by head": ("positions", ("(3, 4)",), {"positions": [[0] * 4] * 3}),
     "ragged positions": ("positions", ("real array",), {"positions": [[0], [0, 1]]}),
-    **{f"style {x!r}": ("style", ("half, interleaved",), {"style": x}) for x in ("", "Half", None, 1, ["half"], np.zeros(2))},
-    **{f"base {x!r}": ("base", ("> 0",), {"base": x}) for x in (0, -1.0, math.nan, math.inf, "1", True, None, [1.0], 1j)},
-    **{f"width {x!r}": ("width", ("even int from 0 to d = 6",), {"width": x}) for x in (-2, 3, 2.0, "2", True, [2])},
-    **{f"positions {x!r}": ("positions", ("real array",), {"positions": x}) for x in (None, 3, "0123", [True] * 4, [1j] * 4)},
-}  # fmt: skip
+}
+VALUES: dict[str, tuple[str, list[Any]]] = {
+    "style": ("half, interleaved", ["", "Half", None, 1, ["half"], np.zeros(2)]),
+    "base": ("> 0", [0, -1.0, math.nan, math.inf, "1", True, None, [1.0], 1j]),
+    "width": ("even int from 0 to d = 6", [-2, 3, 2.0, "2", True, [2]]),
+    "positions": ("real array", [None, 3, "0123", [True] * 4, [1j] * 4, {0: 1}]),
+}
+BAD.update({f"{key} {x!r}": (key, (word,), {key: x}) for key, (word, values) in VALUES.items() for x in values})
 
 
 @pytest.mark.parametrize("name", BAD)

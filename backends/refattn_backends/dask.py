@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from refattn.backend import Array, Plugin, has_module
+from refattn.arrays import Array
+from refattn.backend import Plugin, has_module
 from refattn_backends.numpy import host_dtype
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from refattn.backend import Array, Plugin
+from refattn.arrays import Array
+from refattn.backend import Plugin
 from refattn.errors import BackendError
 from refattn_backends.numpy import host_dtype
 

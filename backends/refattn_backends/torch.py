@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from refattn.backend import Array, Plugin, widened
+from refattn.arrays import Array
+from refattn.backend import Plugin, widened
 
 
 class TorchBackend(Plugin):

@@ -20,8 +20,7 @@ Rules of this file:
 from typing import Any
 
 import refattn
-
-Array = Any
+from refattn.arrays import Array
 
 __all__ = ["attention_forward", "explicit_mask", "register"]
 
@@ -114,17 +113,20 @@ def attention_forward(
             "pass position_ids that restart at every sequence, and transformers builds it"
         )
     else:
-        # transformers calls a layer causal unless it says otherwise. A single query is the newest and sees all.
+        # transformers calls a layer causal unless it says otherwise.
         declared = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        causal, bias = bool(declared) and query.shape[-2] > 1, None
+        causal, bias = bool(declared), None
         mask = _window_without_mask(sliding_window, key.shape[-2], causal)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
+    # A single query is the newest token; where several meet another number of keys, refattn asks for a mask (M5).
+    q_start = key.shape[-2] - 1 if causal and query.shape[-2] == 1 else None
     options: dict[str, Any] = {"mask": mask, "bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux}
+    options |= {"causal": causal, "q_start": q_start}
     if output_attentions:
-        stages = refattn.attention_stages(query, key, value, causal=causal, **options)
+        stages = refattn.attention_stages(query, key, value, **options)
         return _tokens_first(stages.output), stages.weights
-    return _tokens_first(refattn.attention(query, key, value, causal=causal, **options)), None
+    return _tokens_first(refattn.attention(query, key, value, **options)), None
 
 
 def _window_without_mask(window: int | None, k_len: int, causal: bool) -> Any:

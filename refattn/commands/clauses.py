@@ -59,7 +59,9 @@ def markdown(clauses: Sequence[Clause] = CLAUSES) -> str:
     for letter, members in _by_chapter(clauses):
         parts.append(f"\n## {letter} — {CHAPTERS[letter]}\n")
         for clause in members:
-            parts.append(f"\n**{clause.label} · {clause.title}** ({clause.level}). {_escaped(clause.text)}\n")
+            # A heading of its own makes each clause a place that a link can name.
+            parts.append(f"\n### {clause.label} · {_escaped(clause.title)}\n")
+            parts.append(f"\n**{clause.level}.** {_escaped(clause.text)}\n")
             if clause.note:
                 parts.append(f"\n> {_escaped(clause.note)}\n")
     return "".join(parts)

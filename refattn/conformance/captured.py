@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.conformance.case import Case, Problem
 from refattn.conformance.plain import Draw, rounded
 from refattn.dtypes import COMPUTED
-
-Array = Any
 
 REQUIRED = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "scale", "sinks", "causal")

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.conformance.plain import Draw, causal_pairs
 from refattn.dtypes import COMPUTED
 
-Array = Any
 # Makes an array of the target's library from a host array.
 Convert = Callable[[Array], Array]
 

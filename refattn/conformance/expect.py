@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.conformance.case import Api
 from refattn.conformance.judge import worst_place
 from refattn.errors import RefattnError
-
-Array = Any
 
 
 def expect(holds: bool, message: str) -> None:
@@ -53,7 +52,7 @@ def expect_error(
     except RefattnError as raised:
         expect(type(raised) is error, f"expected {what}, got {type(raised).__name__}: {raised}")
         expect(about in raised.argument, f"expected {what}, the error is about {raised.argument!r}: {raised}")
-        for part in (raised.argument, raised.expected, raised.got, f"refattn {error.clause}"):
+        for part in (raised.argument, raised.expected, raised.got, f"refattn {raised.clause}"):
             expect(bool(part) and part in str(raised), f"the message of {what} lacks {part!r}: {raised}")
         expect(isinstance(raised, (ValueError, TypeError)), f"{error.__name__} is neither ValueError nor TypeError")
     except Exception as raised:  # the point of the case is which class it is

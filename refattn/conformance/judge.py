@@ -7,18 +7,19 @@ tolerance: an element passes if its error is within the bound that `refattn.boun
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.bounds import ROUNDOFF
 from refattn.conformance.case import Problem
 from refattn.goldens import Golden, golden_visible
 
-Array = Any
-
 LOW = ("bfloat16", "float16")
+# Bounds up to float32's smallest normal number are those of a result that is exactly 0, flushed or not.
+NOTHING = 2.0**-126
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class Result:
     output: Array
     dtype: str
     library: bool = True
+    # What came instead of an array of q's library, in words.
+    foreign: str = ""
     lse: Array | None = None
     lse_dtype: str = ""
     weights: Array | None = None
@@ -58,6 +61,9 @@ class Place(NamedTuple):
         error = abs(self.actual - self.expected)
         if not math.isfinite(error):
             return at
+        if self.expected == 0 and self.bound <= NOTHING:
+            hidden = " (hidden key)" if self.what == "weight" else ""
+            return at.replace("expected 0", f"expected exactly 0{hidden}")
         if self.bound == 0:
             return f"{at} exactly"
         return f"{at}; the error {error:.3g} is {self.ratio:.3g} times the bound {self.bound:.3g}"
@@ -65,34 +71,39 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """pass, fail or "not judgeable"; the worst error over bound, the rounding model met, and what is wrong."""
+    """pass, fail or "not judgeable"; the worst error over bound, the rounding model met, and what is wrong.
+
+    fault is the label of the clause that a failure of form is about, "" for one of numbers.
+    """
 
     verdict: str
     error_over_bound: float | None = None
     model: str | None = None
     message: str = ""
     place: Place | None = None
-    notes: tuple[str, ...] = field(default=())
+    fault: str = ""
 
 
 def judge(problem: Problem, result: Result) -> Judgement:
     """Judge one result of one problem."""
     golden = golden_of(problem, weights=result.weights is not None)
     if fault := _form(problem, golden, result):
-        return Judgement(verdict="fail", message=fault)
+        label, message = fault
+        return Judgement(verdict="fail", message=message, fault=label)
     fused = _worst(problem, golden, result, "fused")
     notes = _side_effects(result)
     if fused.ratio <= 1:
         judged = Judgement(verdict="pass", error_over_bound=fused.ratio, model="fused", place=fused)
     elif problem.dtype in LOW:
-        judged = _judge_unfused(fused, _worst(problem, golden, result, "unfused"))
+        judged = _judge_unfused(fused, _worst(problem, golden, result, "unfused"), problem.dtype)
     elif math.isnan(fused.ratio):
         judged = _not_judgeable(fused)
     else:
         message = str(fused) + _hint_of_float32(problem, golden, result)
         judged = Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
     if notes and judged.verdict != "fail":
-        return Judgement(verdict="fail", error_over_bound=judged.error_over_bound, message="; ".join(notes))
+        ratio, fault = judged.error_over_bound, "A7" if result.changed else "N5"
+        return Judgement(verdict="fail", error_over_bound=ratio, message="; ".join(notes), fault=fault)
     return judged
 
 
@@ -142,24 +153,29 @@ def _ratios(actual: Array, expected: Array, bound: Array) -> Array:
     return np.where(same, 0.0, ratios)
 
 
-def _form(problem: Problem, golden: Golden, result: Result) -> str:
-    """What is wrong with shape, dtype or library, before any number is looked at."""
+def _form(problem: Problem, golden: Golden, result: Result) -> tuple[str, str] | None:
+    """What is wrong with library, shape or dtype, before any number is looked at: a label and words."""
+    if not result.library:
+        return "A7", f"{result.foreign or 'the output is not an array of the library of q'} [A7]"
     shape, got = golden.output.shape, np.shape(result.output)
     if got != shape:
-        return f"the output has shape {got}, expected {shape}"
+        return "A1", f"the output has shape {got}, expected {shape}"
     if result.dtype != problem.dtype:
-        return f"the output has dtype {result.dtype}, expected that of q, {problem.dtype}"
-    if not result.library:
-        return "the output is not an array of q's library"
+        return "A4", f"the output has dtype {result.dtype}, expected that of q, {problem.dtype} [A4]"
     if result.lse is not None:
         least = "float64" if problem.dtype == "float64" else "float32"
-        if np.shape(result.lse) != golden.lse.shape:
-            return f"the log-sum-exp has shape {np.shape(result.lse)}, expected {golden.lse.shape}"
+        if (got := np.shape(result.lse)) != golden.lse.shape:
+            like = "; it looks like the weights, which are not asked for" * (got == (*golden.lse.shape, _keys(problem)))
+            return "P4", f"the log-sum-exp, the second of the pair, has shape {got}, expected {golden.lse.shape}{like}"
         if ROUNDOFF.get(result.lse_dtype, 1.0) > ROUNDOFF[least]:
-            return f"the log-sum-exp has dtype {result.lse_dtype}, expected at least {least}"
+            return "P4", f"the log-sum-exp has dtype {result.lse_dtype}, expected at least {least}"
     if result.weights is not None and golden.weights is not None and np.shape(result.weights) != golden.weights.shape:
-        return f"the weights have shape {np.shape(result.weights)}, expected {golden.weights.shape}"
-    return ""
+        return "P1", f"the weights have shape {np.shape(result.weights)}, expected {golden.weights.shape}"
+    return None
+
+
+def _keys(problem: Problem) -> int:
+    return int(problem.k.shape[-2])
 
 
 def _worst(problem: Problem, golden: Golden, result: Result, model: str) -> Place:
@@ -177,16 +193,19 @@ def _worst(problem: Problem, golden: Golden, result: Result, model: str) -> Plac
     return max(found, key=lambda place: 1.0 if math.isnan(place.ratio) else place.ratio)
 
 
-def _judge_unfused(fused: Place, unfused: Place) -> Judgement:
+def _judge_unfused(fused: Place, unfused: Place, dtype: str) -> Judgement:
     """Beyond the fused model: right if scores and weights were stored in the low dtype, and then that is said."""
     if math.isnan(unfused.ratio):
         return _not_judgeable(unfused)
     if unfused.ratio <= 1:
-        note = f"beyond the fused bound ({fused.ratio:.3g} times), within that for scores and weights stored low"
+        note = f"beyond the fused bound ({fused.ratio:.3g} times), within that for scores and weights rounded to {dtype}"
         return Judgement(verdict="pass", error_over_bound=unfused.ratio, model="unfused", message=note, place=unfused)
     message = str(fused)
     if math.isfinite(unfused.ratio):
-        message += f"; with scores and weights stored low still {unfused.ratio:.3g} times"
+        message += (
+            f"; even if scores and weights may be rounded to {dtype} on the way it is "
+            f"{unfused.ratio:.3g} times what rounding explains"
+        )
     return Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
 
 

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.conformance.case import Api
 from refattn.conformance.plain import Draw
 from refattn.conformance.tracked import Arithmetic, Tracked, merge, split
-
-Array = Any
 
 WORDS, WIDTH, HEADS, KV_HEADS, BLOCKS = 24, 16, 4, 2, 2
 HEAD_WIDTH = WIDTH // HEADS

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.bounds import ROUNDOFF
-
-Array = Any
 
 LARGEST = {"bfloat16": 3.3895313892515355e38, "float16": 65504.0, "float32": 3.4028234663852886e38, "float64": 1.7e308}
 

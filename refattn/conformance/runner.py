@@ -1,29 +1,26 @@
-"""`refattn check`: every case in every dtype on one target, and a verdict with reasons."""
+"""Every case in every dtype on one target: the loop behind `refattn check` and the pytest suite."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import io
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from refattn.clauses import CHAPTERS, CLAUSES
+from refattn.conformance.capture import captured
 from refattn.dtypes import COMPUTED
 
 DEFAULT_SEED = 20
-DESCRIPTION_OF_TARGET = (
-    "torch (scaled_dot_product_attention), numpy or refattn-LIBRARY (refattn itself), or your own function as "
-    "module:function or path.py:function, called as f(q, k, v, **options)"
-)
 # One dtype after the other, float32 first: its failures are the easiest to read.
 DTYPE_ORDER = ("float32", "bfloat16", "float16", "float64")
 VERDICTS = ("pass", "fail", "crashed", "not judgeable", "unsupported")
+BROKEN = ("fail", "crashed")
+# What a check of refattn's own functions is listed under where a target has none of them.
+OWN_FUNCTIONS = "refattn's own functions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +36,21 @@ class Record:
     model: str | None = None
     message: str = ""
     notes: tuple[str, ...] = ()
+    # The clause that a failure is about, where it is another than the case's: a wrong dtype, inputs written to.
+    fault: str = ""
+    # The call, so that it can be repeated, and the options and features that it used.
+    called: str = ""
+    needs: tuple[str, ...] = ()
+    # What an unsupported case lacks: options and features, or its dtype.
+    missing: tuple[str, ...] = ()
+    # Where the target's own code raised, as file:line, and its traceback.
+    place: str = ""
+    trace: str = ""
+
+    @property
+    def about(self) -> str:
+        """The label of the clause that the verdict is about first of all."""
+        return self.fault or self.clauses[0]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: an error that has no number, being a NaN or an infinity in the wrong place, is a string."""
@@ -54,12 +66,16 @@ class Record:
             "model": self.model,
             "message": self.message,
             "notes": list(self.notes),
+            "about": self.about,
+            "called": self.called,
+            "missing": list(self.missing),
+            "place": self.place,
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All verdicts on one target."""
+    """All verdicts on one target, and notes on it."""
 
     target: str
     versions: dict[str, str]
@@ -68,6 +84,9 @@ class Report:
     complete: bool = True
     seconds: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    # How it reads causal where the specification asks for q_start (M5); "" if it was not asked.
+    alignment: str = ""
 
     @property
     def conforms(self) -> bool:
@@ -77,16 +96,17 @@ class Report:
     @property
     def broken(self) -> tuple[Record, ...]:
         """The records that speak against the target, in order."""
-        return tuple(record for record in self.records if record.verdict in ("fail", "crashed"))
+        return tuple(record for record in self.records if record.verdict in BROKEN)
 
     @property
     def models(self) -> dict[str, str]:
-        """For each dtype the rounding model that every judged result met."""
+        """For each dtype the rounding model that every judged result met; none where a result met neither."""
         met: dict[str, str] = {}
         for record in self.records:
             if record.verdict == "pass" and record.model is not None:
                 met[record.dtype] = "unfused" if "unfused" in (record.model, met.get(record.dtype)) else "fused"
-        return met
+        beyond = {record.dtype for record in self.broken if record.error_over_bound is not None}
+        return {dtype: model for dtype, model in met.items() if dtype not in beyond}
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -99,41 +119,56 @@ class Report:
             "seconds": round(self.seconds, 2),
             "counts": self.counts,
             "models": self.models,
+            "notes": list(self.notes),
+            "causal_without_q_start": self.alignment or None,
             "records": [record.as_dict() for record in self.records],
         }
 
 
-def run_case(case: Any, target: Any, dtype: str, seed: int) -> Record:
+def run_case(
+    case: Any,
+    target: Any,
+    dtype: str,
+    seed: int,
+    *,
+    capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
+) -> Record:
     """The verdict on one case in one dtype; what the target prints or warns of becomes a note."""
     from refattn.conformance.case import Unsupported
     from refattn.conformance.judge import judge
 
-    about = {"case": case.name, "clauses": case.clauses, "says": case.says, "dtype": dtype}
+    about: dict[str, Any] = {"case": case.name, "clauses": case.clauses, "says": case.says, "dtype": dtype}
     problem, api = None, None
     if case.build is not None:
         problem = case.problem(dtype, seed)
-        reason = target.unsupported(problem.needs, dtype)
+        about |= {"needs": problem.needs, "called": problem_in_words(problem, seed)}
+        reason, missing = target.unsupported(problem.needs, dtype), target.missing(problem.needs, dtype)
     else:
-        reason = target.unsupported((), dtype)
+        reason, missing = target.unsupported((), dtype), target.missing((), dtype)
         api = None if reason else target.api(case.draw(dtype, seed))
-        reason = reason or ("" if api else "a check of refattn's own functions, which a foreign implementation lacks")
+        if not (reason or api):
+            reason = "a check of refattn's own functions, which a foreign implementation lacks"
+            missing = (OWN_FUNCTIONS,)
     if reason:
-        return Record(**about, verdict="unsupported", message=reason)
+        return Record(**about, verdict="unsupported", message=reason, missing=missing)
     notes: list[str] = []
     try:
-        with _captured(notes):
+        with capture(notes):
             if problem is None:
                 case.check(api)
             else:
                 result = target.call(problem)
     except Unsupported as refusal:
-        return Record(**about, verdict="unsupported", message=str(refusal), notes=tuple(notes))
+        missing = getattr(refusal, "missing", ())
+        return Record(**about, verdict="unsupported", message=str(refusal), missing=missing, notes=tuple(notes))
     except AssertionError as fault:
         verdict = "fail" if problem is None else "crashed"
-        return Record(**about, verdict=verdict, message=str(fault) or "an assertion failed", notes=tuple(notes))
-    except Exception as fault:  # noqa: BLE001 - whatever a target raises is its verdict; the run goes on
-        message = f"{type(fault).__name__}: {fault}"
-        return Record(**about, verdict="crashed", message=message, notes=tuple(notes))
+        where = _where(fault) if problem is not None else {}
+        message = str(fault) or "an assertion failed"
+        return Record(**about, verdict=verdict, message=message, notes=tuple(notes), **where)
+    except (Exception, SystemExit) as fault:  # noqa: BLE001  # whatever a target raises is its verdict, exit included
+        message = f"{type(fault).__name__}: {fault}{target.hint(fault)}"
+        return Record(**about, verdict="crashed", message=message, notes=tuple(notes), **_where(fault))
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
     judged = judge(problem, result)
@@ -143,7 +178,8 @@ def run_case(case: Any, target: Any, dtype: str, seed: int) -> Record:
         error_over_bound=judged.error_over_bound,
         model=judged.model,
         message=judged.message,
-        notes=(*notes, *judged.notes),
+        fault=judged.fault,
+        notes=tuple(notes),
     )
 
 
@@ -154,16 +190,19 @@ def run_suite(
     *,
     fail_fast: bool = False,
     advance: Callable[[Record], None] = lambda record: None,
+    capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
+    notes: tuple[str, ...] = (),
+    alignment: str = "",
 ) -> Report:
     """The report on all pairs of case and dtype; an interrupt ends it early and leaves what there is."""
     records: list[Record] = []
     started, complete = time.monotonic(), True
     try:
         for case, dtype in pairs:
-            record = run_case(case, target, dtype, seed)
+            record = run_case(case, target, dtype, seed, capture=capture)
             records.append(record)
             advance(record)
-            if fail_fast and record.verdict in ("fail", "crashed"):
+            if fail_fast and record.verdict in BROKEN:
                 break
     except KeyboardInterrupt:
         complete = False
@@ -176,6 +215,8 @@ def run_suite(
         complete=complete,
         seconds=time.monotonic() - started,
         counts=counts,
+        notes=(*target.notes, *notes),
+        alignment=alignment,
     )
 
 
@@ -187,106 +228,35 @@ def chosen_pairs(
     return [(case, dtype) for dtype in DTYPE_ORDER if dtype in dtypes for case in chosen if dtype in case.dtypes]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `refattn check`."""
-    parser.description = _DESCRIPTION
-    parser.epilog = _EPILOG
-    parser.add_argument("target", metavar="TARGET", help=DESCRIPTION_OF_TARGET)
-    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
-    parser.add_argument("--quick", action="store_true", help="float32 alone")
-    parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
-    parser.add_argument("--clauses", metavar="S1,M", type=_labels, help="only cases of these clauses or chapters")
-    parser.add_argument("--dtype", metavar="float32,...", type=_dtypes, help="only these dtypes")
-    parser.add_argument("--seed", metavar="N", type=int, default=DEFAULT_SEED, help="data of the cases (%(default)s)")
-    parser.add_argument(
-        "--library", metavar="NAME", default="numpy", help="arrays that your own function is called with (%(default)s)"
-    )
-    parser.add_argument(
-        "--inputs",
-        metavar="FILE.npz",
-        help="captured tensors q, k, v [mask, bias, scale, sinks, causal] as extra cases",
-    )
+def problem_in_words(problem: Any, seed: int) -> str:
+    """The call of a problem: shapes, dtype, options and the seed of the data."""
+    words = [f"{name} {tuple(getattr(problem, name).shape)}" for name in ("q", "k", "v")]
+    words = [f"{', '.join(words)} {problem.dtype}"]
+    if problem.causal:
+        words.append("causal=True")
+    for name, values in (("mask", problem.shown), ("bias", problem.bias), ("sinks", problem.sinks)):
+        if values is not None:
+            words.append(f"{name} {tuple(values.shape)}")
+    for name in ("scale", "softcap", "q_start", "k_start"):
+        if name in problem.needs:
+            value = getattr(problem, name)
+            words.append(f"{name}={value.tolist() if hasattr(value, 'tolist') else value}")
+    if problem.layout != "contiguous":
+        words.append(f"{problem.layout} in memory")
+    return ", ".join([*words, f"seed {seed}"])
 
 
-def check_command(args: argparse.Namespace) -> int:
-    """Runs `refattn check`: 0 the target conforms, 1 it does not, 2 it could not be asked."""
-    from refattn.conformance.captured import CaptureError, captured_cases
-    from refattn.conformance.cases import all_cases
-    from refattn.conformance.report import print_report, progress, write_json
-    from refattn.conformance.targets import TargetError, find_target
-
-    dtypes = args.dtype or (("float32",) if args.quick else COMPUTED)
-    try:
-        target = find_target(args.target, args.library)
-        cases = [*all_cases(), *(captured_cases(Path(args.inputs)) if args.inputs else ())]
-    except (TargetError, CaptureError) as fault:
-        print(f"refattn check: {fault}", file=sys.stderr)
-        return 2
-    pairs = chosen_pairs(cases, args.clauses, dtypes)
-    with progress(len(pairs)) as advance:
-        report = run_suite(target, pairs, args.seed, fail_fast=args.fail_fast, advance=advance)
-    if args.json:
-        try:
-            write_json(report, args.json)
-        except OSError as fault:
-            print(f"refattn check: --json: {fault}", file=sys.stderr)
-            return 2
-    if args.json != "-":
-        print_report(report)
-    return 0 if report.conforms else 1
-
-
-def _labels(text: str) -> frozenset[str]:
-    """Labels of clauses, chapters spelled out."""
-    wanted: set[str] = set()
-    for word in text.replace(" ", "").split(","):
-        found = {c.label for c in CLAUSES if word in (c.label, c.chapter)}
-        if not found:
-            known = ", ".join(CHAPTERS)
-            raise argparse.ArgumentTypeError(f"no clause or chapter {word!r}; chapters are {known}")
-        wanted |= found
-    return frozenset(wanted)
-
-
-def _dtypes(text: str) -> tuple[str, ...]:
-    words = tuple(text.replace(" ", "").split(","))
-    if unknown := [word for word in words if word not in COMPUTED]:
-        raise argparse.ArgumentTypeError(f"no dtype {', '.join(unknown)}; there are {', '.join(COMPUTED)}")
-    return words
-
-
-@contextlib.contextmanager
-def _captured(notes: list[str]) -> Iterator[None]:
-    """What is printed, or warned of, inside becomes a note."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed), warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            yield
-    finally:
-        if text := printed.getvalue().strip():
-            notes.append(f"printed: {text[:200]}")
-        notes.extend(sorted({f"warned: {warning.message}"[:200] for warning in warned}))
-
-
-_DESCRIPTION = """\
-Runs the conformance suite on an implementation of attention and says whether it conforms, and if not, what is
-wrong. Results are compared with float64 values, under an error bound that is derived element by element.
-"""
-
-_EPILOG = """\
-Your own function, in a file my_kernel.py:
-
-  def attention(q, k, v, *, causal=False, mask=None, scale=None):
-      ...                                  # NumPy arrays (..., heads, tokens, width) in, the output out
-
-  refattn check my_kernel.py:attention
-
-Each case passes only the options that it uses, and one that needs a parameter the signature lacks is listed as
-unsupported. mask is boolean, True = visible, and broadcasts to (..., heads, queries, keys).
-
-  refattn check torch --clauses M,P1       the chapter of masks, and clause P1
-  refattn check torch --inputs dump.npz    tensors captured from a model: q, k, v, or layer0.q, layer0.k, layer0.v, ...
-
-Exit codes: 0 it conforms, 1 it does not (or nothing could be judged), 2 the command line cannot be carried out.
-"""
+def _where(fault: BaseException) -> dict[str, str]:
+    """Where the target's own code raised, and the traceback from there on."""
+    frame: TracebackType | None = fault.__traceback__
+    own = Path(__file__).parent
+    while frame is not None and own in Path(frame.tb_frame.f_code.co_filename).parents:
+        frame = frame.tb_next
+    if frame is None:
+        return {}
+    frames = traceback.extract_tb(frame)
+    # The deepest frame in the file that was called: what it calls in libraries says less about the target.
+    place = [one for one in frames if one.filename == frames[0].filename][-1]
+    lines = ["Traceback (the call first, what raised last):\n", *traceback.format_list(frames)]
+    trace = "".join([*lines, *traceback.format_exception_only(fault)]).rstrip()
+    return {"place": f"{place.filename}:{place.lineno}", "trace": trace}

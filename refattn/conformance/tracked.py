@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.bounds import ROUNDOFF
 from refattn.goldens import Golden, golden_visible
-
-Array = Any
 
 
 class Tracked(NamedTuple):

@@ -85,6 +85,15 @@ def test_without_a_mask_a_window_counts_the_query_itself() -> None:
     assert torch.equal(actual.transpose(1, 2), refattn.attention(q, k, v, mask=visible))
 
 
+@pytest.mark.parametrize("window", [1, 4, K_LEN - 1, K_LEN])
+def test_a_single_query_without_a_mask_sees_its_window(window: int) -> None:
+    """A decoded token sees the `sliding_window` newest keys; it is the last of them."""
+    q, k, v = problem(q_len=1)
+    actual, _ = attention_forward(SimpleNamespace(is_causal=True), q, k, v, None, sliding_window=window)
+    visible = torch.arange(K_LEN)[None] >= K_LEN - window
+    assert torch.equal(actual.transpose(1, 2), refattn.attention(q, k, v, mask=visible))
+
+
 def test_weights_come_on_request() -> None:
     """With output_attentions the weights (B, H, Lq, Lk) come along, and the output stays the same."""
     q, k, v = problem()

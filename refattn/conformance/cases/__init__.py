@@ -10,18 +10,22 @@ from refattn.conformance.cases import (
     cost,
     errors,
     heads,
-    keys,
     layer,
+    lazy_masks,
     masks,
+    masks_by_index,
+    non_influence,
     numbers,
-    poison,
     scores,
     softmax,
     weights,
 )
 
 # The plainest first, so that the first failure of an implementation is the one to look at first.
-CHAPTERS = (scores, masks, keys, softmax, heads, arrays, numbers, biases, poison, layer, caches, cost, weights, errors)
+CHAPTERS = (
+    *(scores, masks, masks_by_index, softmax, heads, arrays, numbers, biases),
+    *(non_influence, lazy_masks, layer, caches, cost, weights, errors),
+)
 
 
 def all_cases() -> tuple[Case, ...]:

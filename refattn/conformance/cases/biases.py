@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from refattn import attention, attention_stages, biases, masks, rope
+from refattn.arrays import Array
 from refattn.conformance.case import Api, Chapter, Convert, Problem
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
@@ -17,7 +18,6 @@ from refattn.errors import BiasError, RotaryError
 
 CASES = Chapter("biases")
 
-Array = Any
 # Published slopes: for 4 heads 2^-2, 2^-4, ...; for 6 those of 4 heads and every second one of 8.
 SLOPES = {
     4: [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8],

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from refattn import KVCache, attend, masks
+from refattn.arrays import Array
 from refattn.conformance.case import FULL, Api, Chapter, Problem, Unsupported
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import error_over_bound, golden_of
@@ -18,7 +19,6 @@ from refattn.errors import CacheError, CapacityError, ConsumedCacheError
 
 CASES = Chapter("caches")
 
-Array = Any
 PROMPT, STEPS = 4, 2
 
 
@@ -77,13 +77,12 @@ def rotary_at_the_position_of_the_token(draw: Draw) -> Problem:
 
 def _filled(api: Api, data: dict[str, Array], counts: Array, poison: float = 0.0) -> Any:
     """A cache of capacity 8 with the first counts[b] of data in entry b, its unused slots holding poison."""
-    batch, heads, _, width = data["k"].shape
+    batch, heads = data["k"].shape[:2]
     buffers = [np.full((batch, heads, 8, data[name].shape[-1]), poison) for name in ("k", "v")]
     cache = KVCache(*(api.array(buffer) for buffer in buffers))
     expect_equal("length of an empty cache", cache.length, 0)
     first = api.array(data["k"][:, :, :2]), api.array(data["v"][:, :, :2])
     rest = api.array(data["k"][:, :, 2:]), api.array(data["v"][:, :, 2:])
-    expect(width > 0, "keys have a width")
     return cache.append(*first).append(*rest, counts=np.asarray(counts) - 2)
 
 
@@ -108,6 +107,20 @@ def an_empty_cache(api: Api) -> None:
     cache = KVCache.allocate(api.array(np.zeros(1)), 2, 2, 4, 8).append(api.array(data["k"]), api.array(data["v"]))
     output = api.host(attend(api.array(data["q"]), cache))
     expect_within("first row", output[:, :, 0], data["v"][:, :, 0], 4 * 2.0**-24 * np.abs(data["v"][:, :, 0]))
+
+
+@CASES.check("K3", area="cache")
+def appends_in_place(api: Api) -> None:
+    """Where the library writes in place, token after token lands in the buffers that the cache was allocated with."""
+    if "mutable" not in api.capabilities:
+        raise Unsupported(f"{api.name} does not write in place")
+    token, counted = (api.array(api.draw.normal(2, 2, 1, 8)) for _ in range(2))
+    cache = KVCache.allocate(token, 2, 2, 4, 8)
+    keys, values = cache.k, cache.v
+    cache = cache.append(token, token).append(counted, counted, counts=[1, 0])
+    expect(cache.k is keys and cache.v is values, "an append made new buffers")
+    expect_equal("the first token in the buffer", api.host(keys)[:, :, 0], api.host(token)[:, :, 0])
+    expect_equal("the next of the first entry", api.host(keys)[0, :, 1], api.host(counted)[0, :, 0])
 
 
 @CASES.check("K3", "E3", area="errors")

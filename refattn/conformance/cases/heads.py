@@ -78,7 +78,7 @@ def head_counts_that_do_not_fit(api: Api) -> None:
     expect_error(HeadCountError, "q", attention, q, k, k)
     expect_error(HeadCountError, "q", attention, k, q, q)
     expect_error(ShapeError, "v", attention, q, q, api.array(np.ones((3, 3, 4))))
-    expect_error(HeadCountError, "q", kv_head_of, 0, 6, 4)
+    expect_error(HeadCountError, "heads", kv_head_of, 0, 6, 4)
     expect_error(HeadSplitError, "h", kv_head_of, 6, 6, 3)
 
 

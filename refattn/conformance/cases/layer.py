@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from refattn import AttentionWeights, multi_head_attention
+from refattn.arrays import Array
 from refattn.conformance.case import Api, Chapter
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.plain import causal_pairs
@@ -16,7 +17,6 @@ from refattn.errors import HeadCountError, LayerError
 
 CASES = Chapter("layer")
 
-Array = Any
 ALL = np.ones((1, 1), dtype=bool)
 
 
@@ -26,7 +26,6 @@ def _parameters(api: Api, *shapes: tuple[int, int] | tuple[int] | None) -> list[
 
 
 def _weights(api: Api, parameters: list[Array | None]) -> Any:
-
     return AttentionWeights(*(None if x is None else api.array(x) for x in parameters))
 
 
@@ -141,5 +140,5 @@ def layers_that_do_not_fit(api: Api) -> None:
         expect_error(LayerError, argument, multi_head_attention, x, weights, heads=2)
     for heads in (0, -1, 2.0, None):
         expect_error(LayerError, "heads", multi_head_attention, x, good, heads=heads)
-    expect_error(HeadCountError, "q", multi_head_attention, x, good, heads=4, kv_heads=3)
+    expect_error(HeadCountError, "heads", multi_head_attention, x, good, heads=4, kv_heads=3)
     expect_error(LayerError, "rope", multi_head_attention, x, good, heads=2, rope="half")

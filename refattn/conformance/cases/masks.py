@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from refattn import attention, biases, masks
+from refattn.arrays import Array
 from refattn.conformance.case import Api, Chapter, Problem
 from refattn.conformance.expect import expect, expect_error
 from refattn.conformance.plain import Draw, indices, known_output, positions, published
 from refattn.errors import CausalError, MaskArgumentError, MaskKindError, PositionError
 
 CASES = Chapter("masks")
-
-Array = Any
 
 
 @CASES.problem("M1")

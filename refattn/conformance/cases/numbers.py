@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from refattn import attention, masks
+from refattn.arrays import Array
 from refattn.conformance.case import Api, Chapter, Problem, Unsupported
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
@@ -17,8 +18,6 @@ from refattn.errors import MaskArgumentError
 from refattn.goldens import golden
 
 CASES = Chapter("numbers")
-
-Array = Any
 
 
 @CASES.problem("N1", "N6", dtypes=("float64",))

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from refattn import attention, attention_stages
+from refattn import attention, attention_stages, three_tokens
+from refattn.arrays import Array
 from refattn.conformance.case import Api, Chapter, Problem
 from refattn.conformance.expect import expect, expect_bits, expect_equal, expect_error, expect_within
 from refattn.conformance.plain import Draw, indices, known_output, published
@@ -19,23 +20,18 @@ CASES = Chapter("scores")
 @CASES.problem("S1")
 def worked_example(draw: Draw) -> Problem:
     """Three tokens, d_k = 2: the first row has the weights 0.401, 0.198, 0.401 and the output 6.017, 3.983."""
-    tokens = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    values = np.asarray([[10.0, 0.0], [0.0, 10.0], [5.0, 5.0]])
     known = {
         "weights": (np.asarray([0.401, 0.198, 0.401]), 5e-4),
-        "output": (np.asarray([[6.017, 3.983], [3.983, 6.017], [5.0, 5.0]]), 5e-4),
+        "output": (np.asarray(three_tokens.OUTPUT), 5e-4),
     }
-    return Problem(dtype=draw.dtype, q=tokens[None, None], k=tokens[None, None], v=values[None, None], known=known)
+    return Problem(**draw.given(*_three_tokens()), known=known)
 
 
 @CASES.problem("S1", "M4")
 def worked_example_causal(draw: Draw) -> Problem:
     """The same three tokens with causal visibility: the second row has the weights 0.330, 0.670, 0."""
-    tokens = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    values = np.asarray([[10.0, 0.0], [0.0, 10.0], [5.0, 5.0]])
     known = {"weights": (np.asarray([[1.0, 0.0, 0.0], [0.330, 0.670, 0.0]]), 5e-4)}
-    tokens, values = tokens[None, None], values[None, None]
-    return Problem(dtype=draw.dtype, q=tokens, k=tokens, v=values, causal=True, known=known)
+    return Problem(**draw.given(*_three_tokens()), causal=True, known=known)
 
 
 @CASES.problem("S1")
@@ -227,3 +223,8 @@ def why_the_scale(api: Api) -> None:
     expect(7 / 8 < scaled < 9 / 8, f"the standard deviation of scaled scores is {scaled:.3f}, expected about 1")
     largest = [float(np.mean(np.max(api.host(one.weights), axis=-1))) for one in (stages, unscaled)]
     expect(largest[0] < 0.3 < 0.7 < largest[1], f"mean largest weights, scaled and not, are {largest}")
+
+
+def _three_tokens() -> list[Array]:
+    """q, k and v of the worked example as one batch entry of one head."""
+    return [x[None, None] for x in three_tokens.inputs()]

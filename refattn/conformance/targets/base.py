@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.backend import Backend
 from refattn.conformance.case import Api, Problem
 from refattn.conformance.judge import Result
@@ -13,7 +14,17 @@ from refattn.conformance.plain import Draw
 from refattn.dtypes import dtype_name
 from refattn.errors import RefattnError
 
-Array = Any
+
+# Root module of an array's class -> what people call the library.
+LIBRARIES = {
+    "numpy": "NumPy",
+    "torch": "PyTorch",
+    "jaxlib": "JAX",
+    "jax": "JAX",
+    "cupy": "CuPy",
+    "dask": "Dask",
+    "array_api_strict": "array-api-strict",
+}
 
 
 class TargetError(Exception):
@@ -37,8 +48,16 @@ class Target(Protocol):
     def versions(self) -> dict[str, str]:
         """The libraries that the verdict is about, with their versions."""
 
+    notes: tuple[str, ...]
+
     def unsupported(self, needs: tuple[str, ...], dtype: str) -> str:
         """Why a problem with these needs cannot be expressed, or an empty string."""
+
+    def missing(self, needs: tuple[str, ...], dtype: str) -> tuple[str, ...]:
+        """The dtype, or those of the needs, that the target lacks."""
+
+    def hint(self, fault: BaseException) -> str:
+        """What may help against an error that a call raised, to be added to its message; or an empty string."""
 
     def call(self, problem: Problem) -> Result:
         """Run the implementation on a problem."""
@@ -53,6 +72,8 @@ class ArrayTarget:
     name: str
     # Features out of Problem.needs that the target can express; None means all.
     features: frozenset[str] | None = None
+    # What a user should know about how the target is called.
+    notes: tuple[str, ...] = ()
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -67,8 +88,18 @@ class ArrayTarget:
         if dtype not in self.dtypes:
             advice = " (install ml_dtypes for it)" if dtype == "bfloat16" and self.backend.name == "numpy" else ""
             return f"{self.name} has no {dtype} here{advice}"
-        missing = [] if self.features is None else [need for need in needs if need not in self.features]
+        missing = self.missing(needs, dtype)
         return f"{self.name} cannot express {', '.join(missing)}" if missing else ""
+
+    def missing(self, needs: tuple[str, ...], dtype: str) -> tuple[str, ...]:
+        """The dtype alone, if it is lacking; else the features."""
+        if dtype not in self.dtypes:
+            return (dtype,)
+        return () if self.features is None else tuple(need for need in needs if need not in self.features)
+
+    def hint(self, fault: BaseException) -> str:
+        """Nothing; functions of the user's own know more."""
+        return ""
 
     def api(self, draw: Draw) -> Api | None:
         """None: checks are about refattn's own functions."""
@@ -96,6 +127,9 @@ class ArrayTarget:
         inputs = {name: getattr(problem, name) for name in ("q", "k", "v")}
         stored = {name: self._laid_out(x, problem) for name, x in inputs.items()}
         answer = self.compute(problem, **stored, again=False)
+        for what, array in (("output", answer.output), ("log-sum-exp", answer.lse), ("weights", answer.weights)):
+            if foreign := self._foreign(what, array, stored["q"]):
+                return Result(output=np.zeros(0), dtype="", library=False, foreign=foreign)
         output, dtype = self._read(answer.output)
         lse, lse_dtype = (None, "") if answer.lse is None else self._read(answer.lse)
         weights = None if answer.weights is None else self._read(answer.weights)[0]
@@ -104,7 +138,6 @@ class ArrayTarget:
         return Result(
             output=output,
             dtype=dtype,
-            library=self._same_library(answer.output, stored["q"]),
             lse=lse,
             lse_dtype=lse_dtype,
             weights=weights,
@@ -113,12 +146,16 @@ class ArrayTarget:
         )
 
     def _read(self, x: Any) -> tuple[Array, str]:
-        if not hasattr(x, "dtype") or not hasattr(x, "shape"):
-            raise TypeError(f"expected an array, the call returned {type(x).__name__}")
         return self.host(x), dtype_name(x.dtype)
 
-    def _same_library(self, x: Any, like: Any) -> bool:
-        return type(x).__module__.partition(".")[0] == type(like).__module__.partition(".")[0]
+    def _foreign(self, what: str, x: Any, like: Any) -> str:
+        """What x is, in words, if it is no array of the library of `like`; None stands for what is not offered."""
+        if (x is None and what != "output") or _library_of(x) == _library_of(like):
+            return ""
+        expected = LIBRARIES.get(_library_of(like), _library_of(like))
+        if not (hasattr(x, "dtype") and hasattr(x, "shape")):
+            return f"the {what} is {in_words(x)}, expected an array of {expected}"
+        return f"the {what} is an array of {LIBRARIES.get(_library_of(x), _library_of(x))}, expected {expected}"
 
     def _laid_out(self, host: Array, problem: Problem) -> Array:
         """The values as an array that lies in memory as the problem wants it."""
@@ -159,6 +196,16 @@ def library_backend(name: str) -> Backend:
     if not backend.devices():
         raise TargetError(f"{name} is installed, but no device here can run it")
     return backend
+
+
+def in_words(x: Any) -> str:
+    """The type of a value, with its article."""
+    name = "None" if x is None else type(x).__name__
+    return name if x is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _library_of(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
 
 
 def _swapped(host: Array, first: int, second: int) -> Array:

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from refattn.arrays import Array
 from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, library_backend
-
-Array = Any
 
 OPTIONS = frozenset({"causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start"})
 
@@ -68,7 +67,7 @@ def load_function(name: str) -> Callable[..., Any]:
         found: Any = _from_path(Path(where)) if where.endswith(".py") else _from_module(where)
     except TargetError:
         raise
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:  # whatever foreign code raises while it is imported, exit included
         raise TargetError(f"importing {where} failed: {type(fault).__name__}: {fault}") from fault
     for part in attribute.split("."):
         if not hasattr(found, part):

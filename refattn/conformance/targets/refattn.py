@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.conformance.case import Api, Problem
 from refattn.conformance.plain import Draw
 from refattn.conformance.targets.base import Answer, ArrayTarget, library_backend
 from refattn.dtypes import dtype_name
-
-Array = Any
 
 
 class RefattnTarget(ArrayTarget):

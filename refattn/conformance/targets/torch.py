@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from refattn.arrays import Array
 from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.targets.base import Answer, ArrayTarget, library_backend
-
-Array = Any
 
 
 class TorchTarget(ArrayTarget):

@@ -1,28 +1,27 @@
-"""Chapter M, third part: what hidden keys hold must not matter, what visible ones hold must; lazy masks."""
+"""Chapter M, third part: what hidden keys hold must not matter, and what visible ones hold must."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from refattn import attention_with_lse, masks
+from refattn.arrays import Array
 from refattn.conformance.case import Api, Chapter, Convert, Problem
-from refattn.conformance.expect import expect, expect_equal
-from refattn.conformance.plain import LARGEST, Draw, indices, known_output, positions, published
+from refattn.conformance.expect import expect_equal
+from refattn.conformance.plain import LARGEST, Draw, indices, known_output, published
 from refattn.dtypes import COMPUTED
 
-CASES = Chapter("poison")
+CASES = Chapter("non_influence")
 
-Array = Any
 KEEP = np.asarray([[True, True, False, True, True, False], [False, True, True, True, False, True]])
 COUNTS = np.asarray([4, 3])
 IDS = np.asarray([[0, 0, 0, 1, 1, 1], [2, 2, 3, 3, 3, 3]])
 
 
-def _rule(name: str) -> tuple[Array, Callable[[Convert], Any]]:
+def mask_of_kind(name: str) -> tuple[Array, Callable[[Convert], Any]]:
     """Visible pairs of 4 queries and 6 keys by one kind of mask, plainly and as a Mask; each hides some keys wholly."""
     rows, keys = indices(4, 6)
     rules: dict[str, tuple[Array, Callable[[Convert], Any]]] = {
@@ -61,7 +60,7 @@ def _poisoned(draw: Draw, shown: Array) -> dict[str, Any]:
 
 def _hidden_poison(kind: str) -> None:
     def build(draw: Draw) -> Problem:
-        shown, mask = _rule(kind)
+        shown, mask = mask_of_kind(kind)
         start = 0 if kind in ("causal", "window", "chunks") else None
         return Problem(**_poisoned(draw, shown), shown=shown, mask=mask, q_start=start)
 
@@ -142,7 +141,7 @@ def poison_seen_by_some(draw: Draw) -> Problem:
 def not_a_single_bit(api: Api) -> None:
     """In the dense core the same inputs with and without poison behind a mask give the same bits."""
     for kind in MASK_KINDS:
-        shown, mask = _rule(kind)
+        shown, mask = mask_of_kind(kind)
         dirty = _poisoned(api.draw, shown)
         clean = {name: np.where(np.isfinite(dirty[name]), dirty[name], 1.0) for name in ("q", "k", "v")}
         results = [
@@ -223,74 +222,3 @@ def nan_query(draw: Draw) -> Problem:
     data = draw.qkv(4, 6)
     data["q"][1, 0, 3, 2] = np.nan
     return Problem(**data, causal=True, q_start=1)
-
-
-def _all_masks() -> dict[str, Any]:
-
-    kinds = {kind: _rule(kind)[1](np.asarray) for kind in MASK_KINDS}
-    return {
-        **kinds,
-        "and": masks.causal() & masks.window(2, 3),
-        "or": masks.causal() | masks.prefix(3),
-        "not": ~masks.chunks(3),
-        "mixture": (masks.window(2, 0) | masks.prefix(1)) & ~masks.padding(KEEP) & masks.causal(),
-    }
-
-
-@CASES.check("M14", area="masks")
-def tiles_and_arrays_agree(api: Api) -> None:
-    """All, none or mixed, a tile's answer is that of its pairs; visible() at scattered indices is the array's."""
-    fixed = {
-        "documents": (4, 6),
-        "lengths": (4, 6),
-        "padding": (4, 6),
-        "dense": (4, 6),
-        "blocks": (4, 6),
-        "mixture": (6, 6),
-    }
-    for name, mask in _all_masks().items():
-        q_len, k_len = fixed.get(name, (5, 7))
-        starts = (2, 1) if mask.positional else (0, 0)
-        whole = np.asarray(mask.to_array(q_len, k_len, *starts))
-        for rows in (range(q_len), range(1, 3), range(q_len - 1, q_len)):
-            for keys in (range(k_len), range(2), range(3, 5)):
-                part = whole[..., rows.start : rows.stop, keys.start : keys.stop]
-                answer = mask.tile(rows, keys, *starts)
-                truth = "all" if part.all() else "mixed" if part.any() else "none"
-                at = f"{name} on rows {rows} and keys {keys}"
-                expect(answer in ("mixed", truth), f"{at} answers {answer!r}, it is {truth!r}")
-                seen = np.asarray(mask.visible(np.asarray(rows), np.asarray(keys), *starts))
-                expect_equal(at, np.broadcast_to(seen, part.shape), part)
-    like = api.array(np.zeros(1))
-    for name in ("causal", "window", "mixture"):
-        array = _all_masks()[name].to_array(6, 6, like=like)
-        expect(api.same_library(array) and api.dtype_of(array) == "bool", f"{name} is no boolean array of {api.name}")
-        expect_equal(name, api.host(array), np.asarray(_all_masks()[name].to_array(6, 6)))
-
-
-@CASES.check("M14", area="masks")
-def tiles_need_no_array(api: Api) -> None:
-    """A tile of a million by a million pairs is answered at once, without an array of that size."""
-    million, started = 10**6, time.monotonic()
-    mask = masks.causal() & masks.window(10, None)
-    answers = [
-        mask.tile(range(million), range(million)),
-        mask.tile(range(million), range(million), -2 * million, 0),
-        masks.causal().tile(range(million), range(million), 2 * million, 0),
-    ]
-    expect(answers == ["mixed", "none", "all"], f"on {api.name} tiles answer {answers}, expected mixed, none, all")
-    seconds = time.monotonic() - started
-    expect(seconds < 1, f"three tiles took {seconds:.1f} s")
-
-
-@CASES.check("M22", area="masks")
-def drawing(api: Api) -> None:
-    """to_text has a line per query and a mark per key, two kinds of marks in all."""
-    expect(api.name != "", "the library has a name")
-    query, key = positions(3, 5, 2)
-    lines = masks.causal().to_text(3, 5, q_start=2).splitlines()
-    marks = [line.replace(" ", "") for line in lines]
-    expect([len(line) for line in marks] == [5, 5, 5], f"expected three lines of five marks, got {lines}")
-    seen = key <= query
-    shown, hidden = ({marks[i][j] for i, j in np.argwhere(pairs)} for pairs in (seen, ~seen))
-    expect(len(shown) == len(hidden) == 1 and shown != hidden, f"visible pairs are {shown}, hidden ones {hidden}")

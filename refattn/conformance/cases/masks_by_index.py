@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from refattn import attention, biases, masks
+from refattn.arrays import Array
 from refattn.conformance.case import Api, Chapter, Convert, Problem
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw, causal_pairs, indices, known_output, published
 from refattn.dtypes import COMPUTED
-from refattn.errors import MaskShapeError
+from refattn.errors import BiasError, MaskShapeError
 
-CASES = Chapter("keys")
+CASES = Chapter("masks_by_index")
 
-Array = Any
 # Batch entries of unequal length, most of the cases' (batch, Lk).
 RIGHT_PADDED = np.asarray([[True] * 6, [True] * 3 + [False] * 3])
 LEFT_PADDED = np.asarray([[True] * 6, [False] * 3 + [True] * 3])
@@ -153,8 +153,11 @@ def sink_tokens(draw: Draw) -> Problem:
     """(window(2, 0) | prefix(1)) & causal(): the first key stays visible when the window has left it."""
     rows, keys = indices(6, 6)
     shown = ((keys >= rows - 2) | (keys < 1)) & (keys <= rows)
-    mask = lambda _: (masks.window(2, 0) | masks.prefix(1)) & masks.causal()  # noqa: E731
-    return Problem(**draw.ramp(6, 6, step=-1.0), mask=mask, shown=shown)
+    return Problem(
+        **draw.ramp(6, 6, step=-1.0),
+        mask=lambda _: (masks.window(2, 0) | masks.prefix(1)) & masks.causal(),
+        shown=shown,
+    )
 
 
 @CASES.problem("M13")
@@ -190,7 +193,7 @@ def shapes_of_masks(api: Api) -> None:
     for shape, words in (((3, 4), ("(Lq, Lk)", "padding")), ((3, 4, 4), ("(H, Lq, Lk)", "(B, 1, Lq, Lk)"))):
         wrong, wide = api.array(np.ones(shape, dtype=bool)), api.array(np.ones(shape))
         expect_error(MaskShapeError, "mask", attention, x, x, x, mask=wrong)
-        expect_error(MaskShapeError, "bias", attention, x, x, x, bias=wide)
+        expect_error(BiasError, "bias", attention, x, x, x, bias=wide)
         try:
             attention(x, x, x, mask=wrong)
         except MaskShapeError as error:

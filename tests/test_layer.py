@@ -1,0 +1,363 @@
+"""The attention layer against its definition in plain float64 NumPy, and cached against uncached."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import oracle
+import refattn
+from libraries import Library
+from refattn import AttentionWeights, KVCache, Rotary, errors, masks, multi_head_attention
+from refusals import Maker, assert_refused
+
+BATCH, LENGTH, WIDTH, SOURCE, SOURCE_WIDTH = 2, 5, 6, 4, 7
+
+
+class Layer(NamedTuple):
+    """Parameters of a layer on the host, and how many heads they have."""
+
+    heads: int
+    kv_heads: int
+    weights: AttentionWeights
+
+    def on(self, library: Library, dtype: str = "float64") -> AttentionWeights:
+        """The parameters as arrays of the library."""
+        return AttentionWeights(*(None if w is None else library.array(w, dtype) for w in self.weights))
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    """Reproducible normal numbers."""
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+
+
+def layer(
+    heads: int, kv_heads: int, d_k: int = 4, d_v: int = 3, source: int = WIDTH, bias: bool = True, out: int | None = 5
+) -> Layer:
+    """A random layer; out None is a layer without output projection."""
+    shapes = [(WIDTH, heads * d_k), (source, kv_heads * d_k), (source, kv_heads * d_v), (heads * d_v, out or 0)]
+    matrices: list[Any] = [draw(*shape, seed=i) / 2 for i, shape in enumerate(shapes)]
+    biases: list[Any] = [draw(shape[1], seed=9 + i) if bias else None for i, shape in enumerate(shapes)]
+    if out is None:
+        matrices[3], biases[3] = None, None
+    return Layer(heads, kv_heads, AttentionWeights(*matrices, *biases))
+
+
+def projected(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, heads: int) -> np.ndarray:
+    """x w + b, component by component, with the heads apart: (..., S, D) as (..., H, S, D / H)."""
+    y = np.zeros((*x.shape[:-1], w.shape[1]))
+    for index in np.ndindex(*y.shape):
+        y[index] = sum(x[index[:-1]][i] * w[i, index[-1]] for i in range(w.shape[0])) + (
+            0 if b is None else b[index[-1]]
+        )
+    width = w.shape[1] // heads
+    return np.stack([y[..., h * width : (h + 1) * width] for h in range(heads)], axis=-3)
+
+
+def by_definition(
+    x: np.ndarray, layer: Layer, context: np.ndarray | None = None, rope: Rotary | None = None,
+    positions: Any = None, **options: Any,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Output and weights of the layer in float64, head by head."""
+    w, source = layer.weights, x if context is None else context
+    q = projected(x, w.w_q, w.b_q, layer.heads)
+    k = projected(source, w.w_k, w.b_k, layer.kv_heads)
+    v = projected(source, w.w_v, w.b_v, layer.kv_heads)
+    if rope is not None:
+        at = options.get("q_start", 0) + np.arange(x.shape[-2]) if positions is None else positions
+        q = oracle.rope(q, at, **rope._asdict())
+        k = oracle.rope(k, at if context is None else np.arange(source.shape[-2]), **rope._asdict())
+    result = oracle.attention(q, k, v, **options)
+    joined = np.concatenate([result.output[..., h, :, :] for h in range(layer.heads)], axis=-1)
+    if w.w_o is None:
+        return joined, result.weights
+    return joined @ w.w_o + (0 if w.b_o is None else w.b_o), result.weights
+
+
+def close(library: Library, actual: Any, expected: np.ndarray, atol: float = 1e-12) -> None:
+    np.testing.assert_allclose(library.host(actual), expected, rtol=1e-12, atol=atol)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (2, 2), (4, 2), (4, 1)])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_self_attention(library: Library, heads: int, kv_heads: int, bias: bool, causal: bool) -> None:
+    """Projections, grouped heads, concatenation and output projection, with and without biases and causality."""
+    x, parameters = draw(BATCH, LENGTH, WIDTH), layer(heads, kv_heads, bias=bias)
+    output, weights = by_definition(x, parameters, causal_too=causal)
+    options: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "causal": causal}
+    result = multi_head_attention(library.array(x), parameters.on(library), **options, return_weights=True)
+    close(library, result.output, output)
+    assert result.weights is not None
+    close(library, result.weights, weights)
+    assert tuple(result.output.shape) == (BATCH, LENGTH, 5)
+    assert result.cache is None
+    plain = multi_head_attention(library.array(x), parameters.on(library), **options)
+    np.testing.assert_array_equal(library.host(plain.output), library.host(result.output))
+    assert plain.weights is None
+
+
+@pytest.mark.parametrize(
+    "shape", [(LENGTH, WIDTH), (BATCH, LENGTH, WIDTH), (3, BATCH, LENGTH, WIDTH), (BATCH, 0, WIDTH)]
+)
+def test_every_rank(library: Library, shape: tuple[int, ...]) -> None:
+    """x may have no batch axis, or several, and no tokens; the axes before the tokens come back."""
+    x, parameters = draw(*shape), layer(2, 1)
+    result = multi_head_attention(library.array(x), parameters.on(library), heads=2, kv_heads=1, causal=True)
+    close(library, result.output, by_definition(x, parameters, causal_too=True)[0])
+
+
+def test_one_head_without_output_projection(library: Library) -> None:
+    """[batch, tokens, width] with its own d_k and d_v is attention of three projections."""
+    x, parameters = draw(BATCH, LENGTH, WIDTH), layer(1, 1, d_k=3, d_v=8, bias=False, out=None)
+    result = multi_head_attention(library.array(x), parameters.on(library), heads=1, causal=True)
+    w = parameters.weights
+    expected = refattn.attention(*(np.stack([x @ m], axis=1) for m in (w.w_q, w.w_k, w.w_v)), causal=True)[:, 0]
+    assert tuple(result.output.shape) == (BATCH, LENGTH, 8)
+    close(library, result.output, expected)
+
+
+def test_cross_attention(library: Library) -> None:
+    """Keys and values come from the context, of its own length, width and padding."""
+    x, context = draw(BATCH, LENGTH, WIDTH), draw(BATCH, SOURCE, SOURCE_WIDTH)
+    parameters = layer(4, 2, source=SOURCE_WIDTH)
+    keep = np.asarray([[True] * SOURCE, [True, False, True, False]])
+    for rope in (None, Rotary("half", width=2)):
+        output, weights = by_definition(x, parameters, context, rope, mask=oracle.padding(keep))
+        result = multi_head_attention(
+            library.array(x), parameters.on(library), heads=4, kv_heads=2, context=library.array(context),
+            mask=masks.padding(library.array(keep)), rope=rope, return_weights=True,
+        )  # fmt: skip
+        close(library, result.output, output)
+        assert result.weights is not None
+        close(library, result.weights, weights)
+
+
+@pytest.mark.parametrize("rope", [Rotary("half"), Rotary("interleaved", 100.0), Rotary("half", 500.0, 2)])
+def test_rotary_positions(library: Library, rope: Rotary) -> None:
+    """Queries and keys turn at 0, 1, ..., at q_start + i, or at the positions given."""
+    x, parameters = draw(BATCH, LENGTH, WIDTH), layer(4, 2)
+    own, arrays = library.array(x), parameters.on(library)
+    options: dict[str, Any] = {"heads": 4, "kv_heads": 2, "causal": True, "rope": rope}
+    expected = by_definition(x, parameters, rope=rope, causal_too=True)[0]
+    close(library, multi_head_attention(own, arrays, **options).output, expected)
+    shifts: list[Any] = [7, [7, 300], library.array(np.asarray([7, 300])), np.asarray([7, 300])]
+    for start in shifts:  # which changes positions, but no difference of positions
+        shifted = multi_head_attention(own, arrays, **options, q_start=start, k_start=start)
+        close(library, shifted.output, expected, atol=1e-9)
+    positions = np.asarray([[3, 1, 4, 1, 5], [0, 0, 2, 7, 1]])
+    expected = by_definition(x, parameters, rope=rope, positions=positions, causal_too=True)[0]
+    for at in (positions, positions.tolist(), library.array(positions)):
+        close(library, multi_head_attention(own, arrays, **options, positions=at).output, expected)
+
+
+def test_left_padding_with_positions(library: Library) -> None:
+    """A left-padded entry gives at its kept tokens what it gives without padding."""
+    x, parameters, pads = draw(BATCH, LENGTH, WIDTH), layer(4, 2), 2
+    keep = np.asarray([[True] * LENGTH, [False] * pads + [True] * (LENGTH - pads)])
+    positions = np.maximum(np.cumsum(keep, axis=1) - 1, 0)
+    result = multi_head_attention(
+        library.array(x), parameters.on(library), heads=4, kv_heads=2, causal=True, rope=Rotary("half"),
+        mask=masks.padding(library.array(keep)), positions=library.array(positions),
+    )  # fmt: skip
+    alone = by_definition(x[1:, pads:], parameters, rope=Rotary("half"), causal_too=True)[0]
+    close(library, result.output[1:, pads:, ...], alone)
+    close(library, result.output[:1, ...], by_definition(x[:1], parameters, rope=Rotary("half"), causal_too=True)[0])
+
+
+def test_options_reach_attention(library: Library) -> None:
+    """scale, soft cap, bias, sinks and masks mean what they mean for attention."""
+    x, parameters, sinks, bias = draw(BATCH, LENGTH, WIDTH), layer(4, 2), draw(4), draw(4, LENGTH, LENGTH)
+    result = multi_head_attention(
+        library.array(x), parameters.on(library), heads=4, kv_heads=2, causal=False, scale=-0.5, softcap=1.5,
+        sinks=library.array(sinks), bias=library.array(bias), mask=masks.window(1, 2), return_weights=True,
+    )  # fmt: skip
+    output, weights = by_definition(
+        x, parameters, scale=-0.5, softcap=1.5, sinks=sinks, bias=oracle.array_bias(bias), mask=oracle.window(1, 2)
+    )
+    close(library, result.output, output)
+    assert result.weights is not None
+    close(library, result.weights, weights)
+
+
+def test_low_precisions(library: Library, storage_dtype: str) -> None:
+    """Every product is taken in at least float32; the dtype of x comes back."""
+    x, parameters = draw(BATCH, LENGTH, WIDTH), layer(4, 2)
+    own, arrays = library.array(x, storage_dtype), parameters.on(library, storage_dtype)
+    rounded = Layer(4, 2, AttentionWeights(*(library.host(w).astype(np.float64) for w in arrays)))
+    expected = by_definition(library.host(own).astype(np.float64), rounded, causal_too=True)[0]
+    result = multi_head_attention(own, arrays, heads=4, kv_heads=2, causal=True, return_weights=True)
+    assert result.output.dtype == own.dtype
+    unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}[storage_dtype]
+    # Three roundings to the storage dtype, each amplified by sums of about ten terms of size one.
+    np.testing.assert_allclose(library.host(result.output), expected, rtol=0, atol=60 * unit)
+
+
+# ---- caches -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [[1, 1, 1, 1, 1], [3, 1, 1], [2, 3], [5], [0, 4, 0, 1]])
+@pytest.mark.parametrize("rope", [None, Rotary("half"), Rotary("interleaved", width=2)])
+def test_cached_equals_one_full_pass(library: Library, chunks: list[int], rope: Rotary | None) -> None:
+    """Token by token, or prefill and decode in any chunks, outputs and weights are those of a full causal pass."""
+    x, parameters = draw(BATCH, LENGTH, WIDTH), layer(4, 2)
+    arrays = parameters.on(library)
+    output, weights = by_definition(x, parameters, rope=rope, causal_too=True)
+    cache: KVCache | None = KVCache.allocate(arrays.w_q, BATCH, 2, LENGTH + 2, 4, 3)
+    start = 0
+    for count in chunks:
+        tokens = library.array(x[:, start : start + count])
+        result = multi_head_attention(tokens, arrays, heads=4, kv_heads=2, rope=rope, cache=cache, return_weights=True)
+        stop, cache = start + count, result.cache
+        assert cache is not None
+        assert cache.length == stop
+        close(library, result.output, output[:, start:stop])
+        assert result.weights is not None
+        close(library, result.weights, weights[:, :, start:stop, :stop])
+        start = stop
+
+
+def test_cached_without_causality(library: Library) -> None:
+    """With causal=False a chunk sees all of itself; a mask has as many keys as the cache then holds."""
+    x, parameters = draw(BATCH, LENGTH, WIDTH), layer(4, 2)
+    arrays = parameters.on(library)
+    first = multi_head_attention(
+        library.array(x[:, :2]), arrays, heads=4, kv_heads=2, cache=KVCache.allocate(arrays.w_q, BATCH, 2, 8, 4, 3)
+    )
+    result = multi_head_attention(
+        library.array(x[:, 2:]), arrays, heads=4, kv_heads=2, cache=first.cache, causal=False,
+        mask=masks.padding([[True] * LENGTH, [False] + [True] * (LENGTH - 1)]),
+    )  # fmt: skip
+    keep = np.ones((BATCH, LENGTH), dtype=bool)
+    keep[1, 0] = False
+    expected = by_definition(x, parameters, mask=oracle.padding(keep))[0]
+    close(library, result.output, expected[:, 2:])
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "negative soft cap": {"softcap": -1.0},
+    "integer mask": {"mask": np.ones((1, 3), dtype=int)},
+    "mask of another shape": {"mask": np.ones((3, 3), dtype=bool)},
+    "bias": {"bias": 1.0},
+    "path": {"path": "magic"},
+    "causal": {"causal": 1},
+    "unknown option": {"no_such_option": 1},
+    "positions": {"positions": [0, 1], "rope": Rotary("half")},
+    "q_start": {"q_start": 1.5},
+    "return_weights": {"return_weights": 1},
+    "heads": {"heads": 3},
+    "rope": {"rope": "half"},
+    "weights": {"weights": None},
+    "over capacity": {"x": draw(BATCH, 7, WIDTH)},
+    "another batch": {"x": draw(BATCH + 1, 2, WIDTH)},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_call_leaves_the_cache_as_it_was(library: Library, name: str) -> None:
+    """After any refused call the cache holds what it held, and going on with it gives the full pass."""
+    x, parameters = draw(BATCH, LENGTH, WIDTH), layer(4, 2)
+    arrays = parameters.on(library)
+    options: dict[str, Any] = {"heads": 4, "kv_heads": 2}
+    empty = KVCache.allocate(arrays.w_q, BATCH, 2, LENGTH + 3, 4, 3)
+    cache = multi_head_attention(library.array(x[:, :2]), arrays, **options, cache=empty).cache
+    assert cache is not None
+    before = [library.host(a[:, :, :2, :]).tobytes() for a in (cache.k, cache.v)]
+    change = dict(REFUSED[name])
+    tokens = library.array(change.pop("x", x[:, 2:3]))
+    weights = change.pop("weights", arrays)
+    with pytest.raises((errors.RefattnError, TypeError)):
+        multi_head_attention(tokens, weights, **{**options, **change}, cache=cache)
+    assert cache.length == 2
+    assert [library.host(a[:, :, :2, :]).tobytes() for a in (cache.k, cache.v)] == before
+    result = multi_head_attention(library.array(x[:, 2:]), arrays, **options, cache=cache)
+    close(library, result.output, by_definition(x, parameters, causal_too=True)[0][:, 2:])
+
+
+# ---- bad arguments ----------------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "x rank": ("x", ("(6,)", "float32"), {"x": (6,)}),
+    "x width": ("w_q", ("5 rows", "(6, 16)"), {"x": (2, 5, 5)}),
+    "w_q rank": ("w_q", ("6 rows", "(6, 4, 4)"), {"w_q": (6, 4, 4)}),
+    "w_q heads": ("w_q", ("divisible by 4", "(6, 15)"), {"w_q": (6, 15)}),
+    "w_k rows": ("w_k", ("6 rows", "(5, 8)"), {"w_k": (5, 8)}),
+    "w_k heads": ("w_k", ("divisible by 2", "(6, 7)"), {"w_k": (6, 7)}),
+    "w_k width": ("w_k", ("2 * 4", "(6, 6)"), {"w_k": (6, 6)}),
+    "w_v rows": ("w_v", ("6 rows", "(8, 6)"), {"w_v": (8, 6)}),
+    "w_v heads": ("w_v", ("divisible by 2", "(6, 5)"), {"w_v": (6, 5)}),
+    "w_o rows": ("w_o", ("heads * d_v = 12", "(11, 5)"), {"w_o": (11, 5)}),
+    "w_o rank": ("w_o", ("12 rows", "(12,)"), {"w_o": (12,)}),
+    "b_q": ("b_q", ("(16,)", "(15,)"), {"b_q": (15,)}),
+    "b_k": ("b_k", ("(8,)", "(1, 8)"), {"b_k": (1, 8)}),
+    "b_v": ("b_v", ("(6,)", "()"), {"b_v": ()}),
+    "b_o": ("b_o", ("(5,)", "(12,)"), {"b_o": (12,)}),
+    "b_o without w_o": ("b_o", ("no w_o", "(5,)"), {"w_o": None, "b_o": (5,)}),
+    "context rank": ("context", ("rank 3", "(4, 6)"), {"context": (4, 6)}),
+}  # fmt: skip
+VALUES: dict[str, tuple[str, list[Any]]] = {
+    "heads": (">= 1", [0, -1, 2.0, "4", True, None, [4]]),
+    "kv_heads": (">= 1", [0, 2.0, True, [2]]),
+    "weights": ("AttentionWeights", [None, (1, 2, 3), "w"]),
+    "rope": ("Rotary", ["half", True, ("half", 1e4, None)]),
+    "return_weights": ("True or False", [1, None, "yes"]),
+    "cache": ("KVCache", [1, {}, "cache"]),
+}
+BAD.update({f"{key} {x!r}": (key, (word,), {key: x}) for key, (word, values) in VALUES.items() for x in values})
+
+
+def call(make: Maker, changes: dict[str, Any]) -> Any:
+    """A small layer call in float32 with some arguments changed; x, context and parameters are given by shape."""
+    shapes: dict[str, Any] = {"x": (2, 5, 6), "w_q": (6, 16), "w_k": (6, 8), "w_v": (6, 6), "w_o": (12, 5)}
+    shapes.update({key: x for key, x in changes.items() if key in ("x", "context", *AttentionWeights._fields)})
+    arrays: dict[str, Any] = {key: shape if shape is None else make(*shape) for key, shape in shapes.items()}
+    options: dict[str, Any] = {"heads": 4, "kv_heads": 2, **{key: x for key, x in changes.items() if key not in shapes}}
+    x, context = arrays.pop("x"), arrays.pop("context", None)
+    return multi_head_attention(x, options.pop("weights", AttentionWeights(**arrays)), context=context, **options)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments(library: Library, name: str) -> None:
+    """Each is a LayerError that names the argument, what fits, and what came."""
+    argument, words, changes = BAD[name]
+    assert_refused(errors.LayerError, argument, words, call, Maker(library), changes)
+
+
+def test_other_kinds_of_arguments(library: Library) -> None:
+    """Dtypes and libraries must be those of x; heads must be a multiple of kv_heads; a cache excludes a context."""
+    make = Maker(library)
+    for dtype in ("int32", "bool", "complex64"):
+        x = make(5, 6, dtype=dtype)
+        weights = AttentionWeights(make(6, 4), make(6, 4), make(6, 4))
+        assert_refused(errors.LayerError, "x", ("(5, 6)", dtype), multi_head_attention, x, weights, heads=2)
+    x, w = make(1, 5, 6), make(6, 4)
+    for key in ("w_q", "w_k", "w_v", "w_o"):
+        square = AttentionWeights(w, w, w, make(4, 6))
+        wide = square._replace(**{key: make(6, 4, dtype="float64")})
+        words = ("float32", "(6, 4)", "float64")
+        assert_refused(errors.LayerError, key, words, multi_head_attention, x, wide, heads=2)
+        foreign = square._replace(**{key: make.other(6, 4)})
+        assert_refused(errors.LibraryMismatchError, key, (), multi_head_attention, x, foreign, heads=2)
+        if key != "w_o":
+            none = square._replace(**{key: None})
+            assert_refused(errors.NotAnArrayError, key, ("None",), multi_head_attention, x, none, heads=2)
+    weights = AttentionWeights(w, w, w)
+    assert_refused(errors.NotAnArrayError, "x", ("list",), multi_head_attention, [[1.0]], weights, heads=2)
+    assert_refused(errors.HeadCountError, "heads", ("Hkv = 3",), multi_head_attention, x, weights, heads=4, kv_heads=3)
+    cache = KVCache.allocate(x, 1, 2, 8, 2)
+    options: dict[str, Any] = {"heads": 2, "cache": cache}
+    assert_refused(errors.LayerError, "context", ("cache",), multi_head_attention, x, weights, context=x, **options)
+    assert_refused(errors.LayerError, "cache", ("(5, 6)",), multi_head_attention, x[0, ...], weights, **options)
+    assert_refused(errors.CacheError, "k", ("(2, 2, 5, 2)",), multi_head_attention, make(2, 5, 6), weights, **options)
+    for name, start in (("q_start", 1.5), ("q_start", [0, 1]), ("k_start", "0")):
+        error = errors.BatchError if start == [0, 1] else errors.StartError
+        for rope in (None, Rotary("half")):
+            assert_refused(error, name, (), multi_head_attention, x, weights, heads=2, rope=rope, **{name: start})
+    for rope, argument in (
+        (Rotary("Half"), "style"),
+        (Rotary("half", -1.0), "base"),
+        (Rotary("half", width=3), "width"),
+    ):
+        assert_refused(errors.RotaryError, argument, (), multi_head_attention, x, weights, heads=2, rope=rope)
+    options = {"heads": 2, "context": make(1, 3, 6), "causal": True}
+    assert_refused(errors.PositionError, "q_start", ("top-left",), multi_head_attention, x, weights, **options)
