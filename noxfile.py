@@ -68,7 +68,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"])
 def numpy(session: nox.Session) -> None:
-    """Test on NumPy, and measure the coverage of refattn/ (4 minutes)."""
+    """Test on NumPy, and measure the coverage of refattn/ (3 minutes)."""
     install(session, "test", "coverage")
     session.run("coverage", "erase")
     both_suites(session, "numpy", "coverage", "run", "--append", "-m", "pytest")
@@ -77,21 +77,21 @@ def numpy(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"])
 def strict(session: nox.Session) -> None:
-    """Test on array-api-strict with its strictest flags (2 minutes)."""
+    """Test on array-api-strict with its strictest flags (1 minute)."""
     install(session, "test")
     both_suites(session, "strict")
 
 
 @nox.session(requires=["wheel"])
 def jax(session: nox.Session) -> None:
-    """Test on JAX, which compiles each new shape: in two dtypes (5 minutes)."""
+    """Test on JAX, which compiles each new shape: in two dtypes (4 minutes)."""
     install(session, "test", extra="jax")
     both_suites(session, "jax", dtypes="float32,bfloat16")
 
 
 @nox.session(requires=["wheel"])
 def dask(session: nox.Session) -> None:
-    """Test on Dask (2 minutes)."""
+    """Test on Dask (3 minutes)."""
     install(session, "test", extra="dask")
     both_suites(session, "dask")
 
@@ -112,13 +112,13 @@ def torch_python(session: nox.Session) -> str:
 
 @nox.session(requires=["torch_env"], python=False)
 def torch(session: nox.Session) -> None:
-    """Test on PyTorch (4 minutes)."""
+    """Test on PyTorch (2 minutes)."""
     both_suites(session, "torch", torch_python(session), "-m", "pytest")
 
 
 @nox.session(requires=["torch_env"], python=False)
 def models(session: nox.Session) -> None:
-    """Run a trained encoder on refattn, and judge on its queries, keys and values (2 minutes)."""
+    """Run a trained encoder on refattn, and judge on its queries, keys and values (1 minute)."""
     runner = (torch_python(session), "-m", "pytest")
     pytest(session, "tests/models", "--library", "torch", runner=runner)
 

@@ -7,7 +7,6 @@ Nothing here imports an array library. A plugin module imports its own when it i
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -109,6 +108,8 @@ class Plugin(ABC):
 
     def version(self) -> str | None:
         """The library's version, without importing it; None where it is not installed."""
+        import importlib.metadata  # see `refattn.registry`
+
         for distribution in self.distributions:
             try:
                 return importlib.metadata.version(distribution)

@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from libraries import DTYPES, LIBRARIES, Library
+from libraries import LIBRARIES, Library, dtypes
 
 # JAX compiles each new shape and Dask schedules each call: fewer examples than the eager libraries get.
 EXAMPLES = {"numpy": 300, "torch": 150, "strict": 100, "cupy": 100, "jax": 20, "dask": 20}
-
-# What `--hypothesis-profile sweep` runs: fresh cases, ten times as many.
-settings.register_profile("sweep", deadline=None, max_examples=10 * EXAMPLES["numpy"], database=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,18 +23,22 @@ def pytest_configure(config: pytest.Config) -> None:
     # Shrinking a failure takes JAX and Dask many minutes.
     slow = config.getoption("--library") in ("jax", "dask")
     phases = (Phase.explicit, Phase.generate) if slow else tuple(Phase)
-    for name, count in (("refattn", examples), ("few", examples // 10)):
+    profile = config.getoption("--hypothesis-profile") or "refattn"
+    # `--hypothesis-profile sweep`: fresh cases instead of the same ones, and ten times as many, for every test.
+    sweep = profile == "sweep"
+    for name, count in (("sweep" if sweep else "refattn", examples), ("few", examples // 10)):
+        many = 10 * count if sweep else count
         settings.register_profile(
-            name, deadline=None, derandomize=True, max_examples=count, database=None, phases=phases
+            name, deadline=None, derandomize=not sweep, max_examples=many, database=None, phases=phases
         )
-    if not config.getoption("--hypothesis-profile"):
-        settings.load_profile("refattn")
+    if profile in ("refattn", "sweep"):
+        settings.load_profile(profile)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A `storage_dtype` argument takes every float dtype of the library that is narrower than float64."""
     if "storage_dtype" in metafunc.fixturenames:
-        names = DTYPES[metafunc.config.getoption("--library")]
+        names = dtypes(metafunc.config.getoption("--library"))
         metafunc.parametrize("storage_dtype", [name for name in names if name != "float64"])
 
 

@@ -9,18 +9,10 @@ from typing import Any
 
 import numpy as np
 
-FLOATS = ("float32", "float64")
-HALF_TOO = ("float16", *FLOATS)
-ALL_FLOATS = ("bfloat16", *HALF_TOO)
-# The float dtypes that each library has, known before it is imported.
-DTYPES = {
-    "numpy": ALL_FLOATS,
-    "torch": ALL_FLOATS,
-    "jax": ALL_FLOATS,
-    "dask": HALF_TOO,
-    "strict": FLOATS,
-    "cupy": HALF_TOO,
-}
+
+def dtypes(name: str) -> tuple[str, ...]:
+    """The names of a library's float dtypes, as its plugin says; nothing of the library is imported."""
+    return tuple(importlib.import_module(f"refattn_backends.{name}").BACKEND.dtypes)
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,7 @@ class Library:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The names of its float dtypes."""
-        return DTYPES[self.name]
+        return dtypes(self.name)
 
     def array(self, host: Any, dtype: str | None = None) -> Any:
         """A library array with the values of `host`, in the named dtype (by default the host's own)."""

@@ -65,7 +65,7 @@ def assert_attends(library: Library, cache: KVCache, parts: Any, rows: int = 1, 
 # ---- contents ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fill", [0.0, np.nan, np.inf])
+@pytest.mark.parametrize("fill", [np.nan, np.inf])
 def test_uniform_appends(library: Library, fill: float) -> None:
     """Prefill, decode and an append of nothing give attention over all keys; what unused slots hold never shows."""
     cache, parts = empty(library, fill=fill), []
@@ -74,9 +74,8 @@ def test_uniform_appends(library: Library, fill: float) -> None:
         cache = appended(library, cache, arrays)
         parts.append((arrays, [count] * BATCH))
         assert cache.length == sum(counts[0] for _, counts in parts)
-        for rows in (1, 3):
-            for causal in (True, False):
-                assert_attends(library, cache, parts, rows, causal=causal)
+        for rows, causal in ((1, True), (3, True), (2, False)):
+            assert_attends(library, cache, parts, rows, causal=causal)
 
 
 @pytest.mark.parametrize("form", ["list", "numpy", "library"])

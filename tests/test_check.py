@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,20 +13,19 @@ import numpy as np
 import pytest
 
 import planted_faults
+from refattn import cli
 from refattn.arrays import Array
 from refattn.conformance.captured import CaptureError, captured_cases
 from refattn.conformance.cases import all_cases
 from refattn.conformance.report import explain, verdict_line
-from refattn.conformance.runner import Record, add_arguments, check_command, chosen_pairs, run_case, run_suite
+from refattn.conformance.runner import Record, chosen_pairs, run_case, run_suite
 from refattn.conformance.targets import TargetError, find_target
 
 PROBLEMS = [case for case in all_cases() if case.build is not None]
 
 
 def check(*arguments: str) -> int:
-    parser = argparse.ArgumentParser(prog="refattn check")
-    add_arguments(parser)
-    return check_command(parser.parse_args(list(arguments)))
+    return cli.main(["check", *arguments])
 
 
 def test_check_numpy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -106,9 +105,7 @@ def test_options_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
         (("--clauses", "Z9"), "no clause or chapter 'Z9'"),
         (("--dtype", "int8"), "no dtype int8"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            check("numpy", *arguments)
-        assert ended.value.code == 2
+        assert check("numpy", *arguments) == 2
         assert words in capsys.readouterr().err
 
 
@@ -127,6 +124,18 @@ def test_a_function_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "conforms" in capsys.readouterr().out
     assert check(f"{path}:short") == 2
     assert "first three arguments" in capsys.readouterr().err
+
+
+def test_the_kernel_of_the_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example fails what the README says, in every dtype: grouped heads and sizes of zero, and nothing else."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (tmp_path / "kernel_of_the_readme.py").write_text(source)
+    assert check(f"{tmp_path / 'kernel_of_the_readme.py'}:attend", "--json", "-") == 1
+    records = json.loads(capsys.readouterr().out)["records"]
+    broken = {record["case"] for record in records if record["verdict"] in ("fail", "crashed")}
+    zero_sizes = {"arrays.no_width", "arrays.no_keys", "softmax.log_sum_exp_without_keys"}
+    assert broken == {"heads.grouped_query", *zero_sizes}
 
 
 def test_captured_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

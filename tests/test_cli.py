@@ -15,6 +15,7 @@ from refattn import cli, cost, registry
 from refattn.clauses import CHAPTERS, CLAUSES
 from refattn.commands import output
 from refattn.commands.clauses import markdown
+from refattn.conformance import targets
 from refattn.errors import BackendError
 
 ROOT = Path(__file__).parents[1]
@@ -207,17 +208,17 @@ def test_a_broken_plugin_is_exit_code_1(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_check_hands_over_to_the_suite(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`refattn check` gives the target to the conformance suite and returns its exit code."""
+    """`refattn check` gives the target to the conformance suite; a target that is none is exit code 2."""
     seen = []
 
-    def check_command(args: Any) -> int:
-        seen.append(args.target)
-        return 1
+    def find_target(name: str, library: str) -> Any:
+        seen.append((name, library))
+        raise targets.TargetError("not here")
 
-    monkeypatch.setattr("refattn.conformance.runner.check_command", check_command)
-    assert cli.main(["check", "mine:attend"]) == 1
-    assert seen == ["mine:attend"]
-    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(targets, "find_target", find_target)
+    assert cli.main(["check", "mine:attend", "--library", "torch"]) == 2
+    assert seen == [("mine:attend", "torch")]
+    assert capsys.readouterr() == ("", "refattn check: not here\n")
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,8 +104,8 @@ def test_backends_load_without_their_libraries(installed: Distribution) -> None:
 
 
 def test_import_time() -> None:
-    """`import refattn` costs less than 0.15 s."""
-    timed = "import time; start = time.perf_counter(); import refattn; print(time.perf_counter() - start)"
+    """`import refattn` costs less than 0.15 s of processor time, whatever else the machine is doing."""
+    timed = "import time; start = time.process_time(); import refattn; print(time.process_time() - start)"
     assert statistics.median(float(python(timed)) for _ in range(5)) < 0.15
 
 
@@ -117,6 +117,15 @@ def test_the_examples_of_the_readme() -> None:
     results = doctest.DocTestRunner().run(test, out=printed.append)
     assert results.attempted > 10
     assert results.failed == 0, "".join(printed)
+
+
+def test_the_whole_run_has_one_budget() -> None:
+    """The budgets of the sessions that `nox` runs everywhere sum to less than the 20 minutes that the pages promise."""
+    sessions = (CHECKOUT / "noxfile.py").read_text(encoding="utf-8").split("@nox.session")[1:]
+    budgets = {re.search(r"def (\w+)", text)[1]: int(re.search(r"\((\d+) minutes?\)", text)[1]) for text in sessions}  # type: ignore[index]  # every session has both
+    assert sum(minutes for name, minutes in budgets.items() if name not in ("cupy", "sweep")) < 20
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert "below 20 minutes on two cores" in (CHECKOUT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", sorted((CHECKOUT / "tests").rglob("test_*.py")), ids=lambda path: path.stem)

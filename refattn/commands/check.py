@@ -1,17 +1,202 @@
-"""`refattn check`: judge an implementation. The work is done by `refattn.conformance.runner`."""
+"""`refattn check`: judge an implementation with the conformance suite, `refattn.conformance`."""
 
 import argparse
+import contextlib
+import dataclasses
+import difflib
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from refattn.clauses import CHAPTERS, CLAUSES
+from refattn.commands.clauses import labels_in
+from refattn.dtypes import COMPUTED
+
+# As shells have it after an interrupt.
+INTERRUPTED = 130
+DEFAULT_SEED = 20
+TARGET = (
+    "torch (scaled_dot_product_attention), numpy or refattn-LIBRARY (refattn itself), or your own function as "
+    "module:function or path.py:function, called as f(q, k, v, **options)"
+)
+
+DESCRIPTION = """\
+Runs the conformance suite on an implementation of attention and says whether it conforms, and if not, what is
+wrong. Results are compared with float64 values, under an error bound that is derived element by element.
+"""
+
+EPILOG = """\
+Your own function, in a file my_kernel.py:
+
+  def attention(q, k, v, *, causal=False, mask=None, scale=None):
+      ...                                  # NumPy arrays (..., heads, tokens, width) in, the output out
+
+  refattn check my_kernel.py:attention
+
+Each case passes only the options that it uses, and one that needs a parameter the signature lacks is listed as
+unsupported. mask is boolean, True = visible, and broadcasts to (..., heads, queries, keys). The others are bias,
+softcap, sinks, q_start and k_start; a second result is read as the log-sum-exp. Of modules, forward is read.
+
+  refattn check torch --clauses M,P1       the chapter of masks, and clause P1
+  refattn check torch --case masks.causal  one case, in full: the call, the error's place, the traceback
+  refattn check torch --case masks.causal --save-inputs case.npz
+  refattn check torch --inputs dump.npz    tensors captured from a model: q, k, v, or layer0.q, layer0.k, layer0.v, ...
+
+Exit codes: 0 it conforms, 1 it does not (or nothing could be judged), 2 the command line cannot be carried out,
+130 it was interrupted; the report then holds what had been judged.
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn check`, its description and its examples."""
-    from refattn.conformance.runner import add_arguments
-
-    add_arguments(parser)
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("target", metavar="TARGET", nargs="?", help=TARGET)
+    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
+    parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
+    parser.add_argument(
+        "--clauses", metavar="LABEL", nargs="+", action=_Clauses, help="only cases of these clauses or chapters: S1,M"
+    )
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--quick", action="store_true", help="float32 alone")
+    some.add_argument("--dtype", metavar="float32,...", type=_dtypes, help="only these dtypes")
+    parser.add_argument("--case", metavar="NAME,...", help="only these cases, each shown in full")
+    parser.add_argument(
+        "--save-inputs", metavar="FILE.npz", help="write inputs and visible pairs of --case to FILE.npz"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, default=DEFAULT_SEED, help="data of the cases (%(default)s)")
+    parser.add_argument(
+        "--library", metavar="NAME", default="numpy", help="arrays that your own function is called with (%(default)s)"
+    )
+    parser.add_argument(
+        "--inputs",
+        metavar="FILE.npz",
+        help="captured tensors q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, k_start] as extra cases, "
+        "in the dtype in which they were stored (--dtype adds others)",
+    )
+    parser.add_argument("--only-inputs", action="store_true", help="run the cases of --inputs and no others")
+    parser.set_defaults(stray=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the suite on the target and returns its exit code."""
-    from refattn.conformance.runner import check_command
+    """Runs the suite: 0 the target conforms, 1 it does not, 2 it could not be asked, 130 interrupted."""
+    from refattn.conformance.alignment import reading_of
+    from refattn.conformance.capture import captured, let_through
+    from refattn.conformance.captured import CaptureError, save_inputs
+    from refattn.conformance.report import print_cases, print_report, progress, write_json
+    from refattn.conformance.runner import run_suite
+    from refattn.conformance.targets import TargetError, find_target
 
-    return check_command(args)
+    name = args.target or args.stray
+    capture: Any = (lambda _: let_through(args.json == "-")) if args.case else captured
+    notes: list[str] = []
+    try:
+        _check_usage(args, name)
+        with capture(notes):
+            target = find_target(name, args.library)
+        pairs = _pairs(args)
+        if args.save_inputs:
+            found = [(case, dtype) for case, dtype in pairs if case.build is not None]
+            problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
+            save_inputs(Path(args.save_inputs), problems)
+    except (TargetError, CaptureError, _UsageError) as fault:
+        return _refused(str(fault))
+    except OSError as fault:
+        return _refused(f"--save-inputs: {fault}")
+    imported = tuple(f"while it was imported it {note}" for note in notes)
+    # What the target prints with --case would run into a progress bar.
+    bar: Any = contextlib.nullcontext(lambda record: None) if args.case else progress(len(pairs))
+    with bar as advance:
+        report = run_suite(
+            target, pairs, args.seed, fail_fast=args.fail_fast, advance=advance, capture=capture, notes=imported
+        )
+    causal = any(record.verdict == "pass" and "causal" in record.needs for record in report.records)
+    if causal and report.lacking["q_start"] and not args.case:
+        report = dataclasses.replace(report, alignment=reading_of(target, args.seed))
+    if args.json:
+        try:
+            write_json(report, args.json)
+        except OSError as fault:
+            return _refused(f"--json: {fault}")
+    if args.json != "-" and args.case:
+        print_cases(report)
+    elif args.json != "-":
+        print_report(report, args.clauses, _command(args, name))
+    if not report.complete:
+        return INTERRUPTED
+    return 0 if report.conforms else 1
+
+
+class _UsageError(Exception):
+    """Options that do not go together, or name what is not there."""
+
+
+def _check_usage(args: argparse.Namespace, name: str | None) -> None:
+    if not name:
+        raise _UsageError("name a TARGET: torch, numpy, or module:function; refattn check --help says more")
+    if args.only_inputs and not args.inputs:
+        raise _UsageError("--only-inputs needs --inputs FILE.npz")
+    if args.save_inputs and not args.case:
+        raise _UsageError("--save-inputs needs --case NAME")
+
+
+def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
+    """The cases to run, each with a dtype; captured tensors last, whatever --clauses says."""
+    from refattn.conformance.captured import captured_cases
+    from refattn.conformance.cases import all_cases
+    from refattn.conformance.runner import chosen_pairs
+
+    dumps = captured_cases(Path(args.inputs)) if args.inputs else []
+    dtypes = args.dtype or (("float32",) if args.quick else COMPUTED)
+    pairs = [] if args.only_inputs else chosen_pairs(all_cases(), args.clauses, dtypes)
+    pairs += [pair for dump in dumps for pair in chosen_pairs([dump], None, (dump.own_dtype, *(args.dtype or ())))]
+    if not args.case:
+        return pairs
+    names = args.case.replace(",", " ").split()
+    known = [case.name for case, _ in pairs]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+            raise _UsageError(f"--case: no case {name!r} among those chosen; there are {', '.join(near) or 'others'}")
+    return [(case, dtype) for case, dtype in pairs if case.name in names]
+
+
+class _Clauses(argparse.Action):
+    """Labels in any case, with commas or spaces; a last word that is none is the target, if there is no other."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        words: Sequence[str] = list(values)
+        if len(words) > 1 and namespace.target is None and not _is_label(words[-1]):
+            *words, namespace.stray = words
+        try:
+            found = labels_in(" ".join(words))
+        except argparse.ArgumentTypeError as fault:
+            raise argparse.ArgumentError(self, str(fault)) from fault
+        namespace.clauses = found | (namespace.clauses or frozenset())
+
+
+def _is_label(text: str) -> bool:
+    known = {*CHAPTERS, *(clause.label for clause in CLAUSES)}
+    return all(word.upper() in known for word in text.replace(",", " ").split())
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    words = tuple(text.replace(",", " ").split())
+    if unknown := [word for word in words if word not in COMPUTED]:
+        raise argparse.ArgumentTypeError(f"no dtype {', '.join(unknown)}; there are {', '.join(COMPUTED)}")
+    return words
+
+
+def _command(args: argparse.Namespace, name: str) -> str:
+    """How the same target is called again."""
+    words = ["refattn", "check", name]
+    for option, default in (("library", "numpy"), ("inputs", None), ("seed", DEFAULT_SEED)):
+        if (value := getattr(args, option)) != default:
+            words += [f"--{option}", str(value)]
+    return shlex.join(words)
+
+
+def _refused(message: str) -> int:
+    print(f"refattn check: {message}", file=sys.stderr)
+    return 2

@@ -14,7 +14,7 @@ the documentation use too. MUST binds every implementation; SHOULD and MAY say s
 EPILOG = """\
 Examples:
   refattn clauses              every clause
-  refattn clauses M3 P2        these two
+  refattn clauses M3 P2        these two; m3,p2 says the same
   refattn clauses M            chapter M, visibility
   refattn clauses --json S     chapter S for programs
   refattn clauses --markdown   the whole list as the page docs/clauses.md
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn clauses`."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
-        "names", nargs="*", type=_name, metavar="LABEL", help="labels (M3) or chapters (M); all if left out"
+        "names", nargs="*", type=labels_in, metavar="LABEL", help="labels (M3) or chapters (M); all if left out"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a JSON list")
@@ -42,8 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the clauses that the command line names."""
-    wanted = set(args.names)
-    chosen = [clause for clause in CLAUSES if not wanted or {clause.label, clause.chapter} & wanted]
+    wanted = {label for labels in args.names for label in labels}
+    chosen = [clause for clause in CLAUSES if not wanted or clause.label in wanted]
     if args.json:
         print_json([{**clause._asdict(), "chapter": clause.chapter} for clause in chosen])
     elif args.markdown:
@@ -67,13 +67,19 @@ def markdown(clauses: Sequence[Clause] = CLAUSES) -> str:
     return "".join(parts)
 
 
+def labels_in(text: str) -> frozenset[str]:
+    """The labels that a text names, chapters spelled out: "m4", "M,P1", "M4 P1"."""
+    names = {_name(word) for word in text.replace(",", " ").split()}
+    return frozenset(clause.label for clause in CLAUSES if {clause.label, clause.chapter} & names)
+
+
 def _name(text: str) -> str:
     """A label or a chapter's letter, in capitals."""
     name = text.upper()
     if name not in CHAPTERS and name not in {clause.label for clause in CLAUSES}:
         near = ", ".join(clause.label for clause in CLAUSES if clause.chapter == name[:1])
         known = f"chapter {name[:1]} has {near}" if near else f"the chapters are {', '.join(CHAPTERS)}"
-        raise argparse.ArgumentTypeError(f"no clause or chapter {text}; {known}")
+        raise argparse.ArgumentTypeError(f"no clause or chapter {text!r}; {known}")
     return name
 
 

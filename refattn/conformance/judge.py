@@ -87,8 +87,8 @@ class Judgement:
 def judge(problem: Problem, result: Result) -> Judgement:
     """Judge one result of one problem."""
     golden = golden_of(problem, weights=result.weights is not None)
-    if fault := _form(problem, golden, result):
-        label, message = fault
+    if form := _form(problem, golden, result):
+        label, message = form
         return Judgement(verdict="fail", message=message, fault=label)
     fused = _worst(problem, golden, result, "fused")
     notes = _side_effects(result)
@@ -198,7 +198,7 @@ def _judge_unfused(fused: Place, unfused: Place, dtype: str) -> Judgement:
     if math.isnan(unfused.ratio):
         return _not_judgeable(unfused)
     if unfused.ratio <= 1:
-        note = f"beyond the fused bound ({fused.ratio:.3g} times), within that for scores and weights rounded to {dtype}"
+        note = f"beyond the fused bound ({fused.ratio:.3g} times), within that for scores and weights in {dtype}"
         return Judgement(verdict="pass", error_over_bound=unfused.ratio, model="unfused", message=note, place=unfused)
     message = str(fused)
     if math.isfinite(unfused.ratio):

@@ -1,20 +1,29 @@
-"""Verdicts shown: a progress bar, a table by clause, the first failure explained, JSON."""
+"""Verdicts shown: a progress bar, the verdict, a table by clause, the most telling failure explained, JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from refattn.clauses import CHAPTERS, clause
-from refattn.conformance.runner import VERDICTS, Record, Report
+from refattn.clauses import clause
+from refattn.conformance.alignment import note_on
+from refattn.conformance.headline import is_plainest, most_telling
+from refattn.conformance.runner import BROKEN, OWN_FUNCTIONS, VERDICTS, Record, Report
+from refattn.conformance.table import print_table
+from refattn.dtypes import COMPUTED
 
+# Of a pipe, and the most of a terminal.
 WIDTH = 100
 # Entries of a list that are shown before "and more".
-SHOWN = 10
+SHOWN = 8
+# Cases of what a function of a user's own may leave out without being called partial.
+SELDOM_OFFERED = {"weights", OWN_FUNCTIONS}
 
 
 @contextlib.contextmanager
@@ -41,48 +50,54 @@ def write_json(report: Report, where: str) -> None:
         Path(where).write_text(text, encoding="utf-8")
 
 
-def print_report(report: Report) -> None:
-    """Table by clause, what is unsupported, the first failure, and the verdict."""
-    from rich.console import Console
-    from rich.table import Table
+def print_report(report: Report, labels: frozenset[str] | None = None, command: str = "") -> None:
+    """The verdict, a table of those clauses, what is unsupported, the most telling failure, and the verdict again.
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    command is how the target is called, for a hint at how to see more.
+    """
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    console.print(f"{report.target} ({versions}), seed {report.seed}, {report.seconds:.1f} s", markup=False)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("clause")
-    table.add_column("", overflow="ellipsis", no_wrap=True)
-    for verdict in VERDICTS:
-        table.add_column(verdict, justify="right")
-    chapter = ""
-    for label, records in _by_clause(report).items():
-        rule = clause(label)
-        if rule.chapter != chapter:
-            chapter = rule.chapter
-            table.add_row(f"[bold]{chapter}", f"[bold]{CHAPTERS[chapter]}")
-        counts = [sum(record.verdict == verdict for record in records) for verdict in VERDICTS]
-        style = "red" if counts[1] or counts[2] else "dim" if not counts[0] else None
-        table.add_row(label, rule.title, *(str(count) if count else "" for count in counts), style=style)
-    console.print(table)
-    _print_unsupported(report, console.print)
+    print(_wrapped(verdict_line(report)))
+    print(_wrapped(f"{report.target} ({versions}), seed {report.seed}, {report.seconds:.1f} s"))
+    for note in report.notes:
+        print(_wrapped(note))
+    print_table(report, labels, width())
+    _print_dumps(report)
+    _print_unsupported(report)
+    if report.alignment:
+        print("\n" + _wrapped(note_on(report.alignment)))
     if report.broken:
-        print()
-        print(explain(report.broken[0]))
-        others = [*dict.fromkeys(record.case for record in report.broken if record.case != report.broken[0].case)]
-        if others:
-            more = f" and {len(others) - SHOWN} more (--json has all)" if len(others) > SHOWN else ""
-            print(_wrapped(f"Also: {', '.join(others[:SHOWN])}{more}", ""))
-    print()
-    print(verdict_line(report))
+        first = most_telling(report)
+        print(f"\n{explain(first)}")
+        _print_others(report, first)
+        print(f"\ndetails: {command or f'refattn check {report.target}'} --case {first.case}")
+    print("\n" + _wrapped(verdict_line(report)))
 
 
-def explain(record: Record) -> str:
-    """One failure in words: which case, what must hold, where it is worst, and the clauses' text."""
-    what = "raised an error" if record.verdict == "crashed" else "failed"
-    lines = [f"First failure: {record.case} in {record.dtype} {what}"]
-    lines.append(_wrapped(record.says, "  must hold: "))
+def print_cases(report: Report) -> None:
+    """Every record in full, with the target's own traceback, and the verdict."""
+    for record in report.records:
+        failure = "Failure" if record.verdict in BROKEN else "No verdict"
+        print(_passed(record) if record.verdict == "pass" else f"{explain(record, failure)}\n")
+        if record.trace:
+            print(f"{record.trace}\n")
+    print(_wrapped(verdict_line(report)))
+
+
+def explain(record: Record, head: str = "First failure") -> str:
+    """One failure in words: which case, what must hold, where it is worst, the call, and the clauses' text."""
+    what = {"fail": "failed", "crashed": "raised an error", "pass": "passed"}.get(record.verdict, record.verdict)
+    lines = [_wrapped(f"{head}: {record.case} in {record.dtype} {what}")]
+    if record.verdict == "crashed" and is_plainest(record):
+        lines = [_wrapped(f"{head}: the plainest call raised an error, {record.case} in {record.dtype}")]
+    labels = (record.fault,) if record.fault else record.clauses
+    if not record.fault:
+        lines.append(_wrapped(record.says, "  must hold: "))
     lines.append(_wrapped(record.message, "  but: "))
-    lines += [_wrapped(f"{clause(label).title}. {clause(label).text}", f"  {label}: ") for label in record.clauses]
+    if record.place:
+        lines.append(f"  at: {record.place}")
+    if record.called:
+        lines.append(_wrapped(record.called, "  called with "))
+    lines += [_wrapped(f"{clause(label).title}. {clause(label).text}", f"  {label}: ") for label in labels]
     lines += [_wrapped(note, "  note: ") for note in record.notes]
     return "\n".join(lines)
 
@@ -93,38 +108,89 @@ def verdict_line(report: Report) -> str:
     low = [dtype for dtype, model in report.models.items() if model == "unfused"]
     stored = f" Scores or weights are rounded to the storage type in {', '.join(low)}." if low else ""
     if not report.complete:
-        return f"{report.target}: interrupted, no verdict ({counts})."
+        judged = f"no verdict ({counts})" if counts else "before any case was judged, no verdict"
+        return f"{report.target}: interrupted, {judged}."
     if report.conforms:
-        return f"{report.target} conforms ({counts}).{stored}"
+        return f"{report.target} conforms{_extent(report)} ({counts}).{stored}"
     if not report.broken:
         return f"{report.target}: nothing could be judged, so it does not conform ({counts or 'no case was chosen'})."
     return f"{report.target} does not conform ({counts})."
 
 
-def _by_clause(report: Report) -> dict[str, list[Record]]:
-    """Records by label, in the order of the chapters; a case of several clauses stands with each."""
-    found: dict[str, list[Record]] = {}
-    for record in report.records:
-        for label in record.clauses:
-            found.setdefault(label, []).append(record)
-    order = {letter: place for place, letter in enumerate(CHAPTERS)}
-    return dict(sorted(found.items(), key=lambda item: (order[item[0][0]], int(item[0][1:]))))
+def width() -> int:
+    """Columns to write in: those of a terminal, at most WIDTH, and WIDTH in a pipe."""
+    return max(40, min(WIDTH, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else WIDTH
 
 
-def _print_unsupported(report: Report, show: Callable[..., None]) -> None:
-    """The reasons for which cases could not be run, each with their number."""
-    reasons: dict[str, int] = {}
-    for record in report.records:
-        if record.verdict == "unsupported":
-            reasons[record.message] = reasons.get(record.message, 0) + 1
-    if reasons:
-        show("\nUnsupported, so not judged:")
-    ranked = sorted(reasons.items(), key=lambda item: -item[1])
-    for reason, count in ranked[:SHOWN]:
-        show(f"  {count:4d}  {reason}", markup=False)
-    if len(ranked) > SHOWN:
-        show(f"  {sum(count for _, count in ranked[SHOWN:]):4d}  of {len(ranked) - SHOWN} other kinds (--json has all)")
+def _extent(report: Report) -> str:
+    """What a target that lacks options was judged on."""
+    lacking = [need for need in report.lacking if need not in {*COMPUTED, *SELDOM_OFFERED}]
+    # A refusal in the call says nothing that could be counted, only that there was one.
+    if any(record.verdict == "unsupported" and record.called and not record.missing for record in report.records):
+        lacking.append("what it refuses")
+    if not lacking:
+        return ""
+    used = Counter(need for record in report.records if record.verdict == "pass" for need in record.needs)
+    expressed = ", ".join(need for need in used if need not in ("gqa", "lse", "weights")) or "q, k and v alone"
+    return f" in what it can express: {expressed}; not judged: {', '.join(lacking)}"
 
 
-def _wrapped(text: str, head: str) -> str:
-    return textwrap.fill(" ".join(text.split()), WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+def _print_dumps(report: Report) -> None:
+    dumps = [record for record in report.records if record.case.startswith("inputs.")]
+    for number, record in enumerate(dumps):
+        reason = f": {record.message}" if record.verdict not in ("pass", "fail") else ""
+        print(_wrapped(f"{record.case}: {record.verdict} ({record.dtype}){reason}", "" if number else "\n"))
+
+
+def _print_unsupported(report: Report) -> None:
+    """What the target lacks, each with the number of cases; dtypes and other reasons on lines of their own."""
+    missing = report.lacking
+    dtypes = {one: count for one, count in missing.items() if one in COMPUTED}
+    options = {one: count for one, count in missing.items() if one not in {*COMPUTED, "lse", OWN_FUNCTIONS}}
+    lines = []
+    if options:
+        cases = [f"{name}: {count}" for name, count in options.items()]
+        lines.append(f"cannot express {', '.join([f'{cases[0]} cases', *cases[1:]])}")
+    if missing["lse"]:
+        lines.append(f"returns no log-sum-exp: {missing['lse']} cases")
+    if missing[OWN_FUNCTIONS]:
+        lines.append(f"lacks {OWN_FUNCTIONS} (errors, layers, caches, ...): {missing[OWN_FUNCTIONS]} cases")
+    unsupported = [record for record in report.records if record.verdict == "unsupported"]
+    for dtype, count in dtypes.items():
+        reason = next(record.message for record in unsupported if record.missing == (dtype,))
+        lines.append(f"{reason}: {count} cases")
+    others = Counter(record.message for record in unsupported if not record.missing).most_common()
+    lines += [f"{reason}: {count} cases" for reason, count in others[:SHOWN]]
+    if len(others) > SHOWN:
+        lines.append(f"{len(others) - SHOWN} other reasons: {sum(c for _, c in others[SHOWN:])} cases (--json FILE)")
+    if lines:
+        print("\nUnsupported, so not judged:")
+    for line in lines:
+        print(_wrapped(line, "  "))
+
+
+def _print_others(report: Report, first: Record) -> None:
+    others = [*dict.fromkeys(record.case for record in report.broken if record.case != first.case)]
+    if others:
+        more = f" and {len(others) - SHOWN} more (--json FILE)" if len(others) > SHOWN else ""
+        print(_wrapped(f"Also: {', '.join(others[:SHOWN])}{more}"))
+
+
+def _passed(record: Record) -> str:
+    ratio = record.error_over_bound
+    error = "" if ratio is None else f", error {ratio:.3g} of the bound"
+    notes = "".join(f"\n{_wrapped(note, '  note: ')}" for note in record.notes)
+    return f"{record.case} in {record.dtype} passed{error}\n{_wrapped(record.called, '  called with ')}{notes}\n"
+
+
+def _wrapped(text: str, head: str = "") -> str:
+    """Text that fits, its lines after the first indented as far as the first one's words."""
+    indent = " " * len(head.lstrip("\n"))
+    return textwrap.fill(
+        " ".join(text.split()),
+        width(),
+        initial_indent=head,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

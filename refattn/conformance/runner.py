@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -99,6 +100,12 @@ class Report:
         return tuple(record for record in self.records if record.verdict in BROKEN)
 
     @property
+    def lacking(self) -> Counter[str]:
+        """For each option, feature or dtype the number of cases that lack it, most first."""
+        found = Counter(need for record in self.records for need in record.missing)
+        return Counter(dict(found.most_common()))
+
+    @property
     def models(self) -> dict[str, str]:
         """For each dtype the rounding model that every judged result met; none where a result met neither."""
         met: dict[str, str] = {}
@@ -163,12 +170,12 @@ def run_case(
         return Record(**about, verdict="unsupported", message=str(refusal), missing=missing, notes=tuple(notes))
     except AssertionError as fault:
         verdict = "fail" if problem is None else "crashed"
-        where = _where(fault) if problem is not None else {}
+        about |= _where(fault) if problem is not None else {}
         message = str(fault) or "an assertion failed"
-        return Record(**about, verdict=verdict, message=message, notes=tuple(notes), **where)
+        return Record(**about, verdict=verdict, message=message, notes=tuple(notes))
     except (Exception, SystemExit) as fault:  # noqa: BLE001  # whatever a target raises is its verdict, exit included
         message = f"{type(fault).__name__}: {fault}{target.hint(fault)}"
-        return Record(**about, verdict="crashed", message=message, notes=tuple(notes), **_where(fault))
+        return Record(**about, **_where(fault), verdict="crashed", message=message, notes=tuple(notes))
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
     judged = judge(problem, result)
@@ -192,7 +199,6 @@ def run_suite(
     advance: Callable[[Record], None] = lambda record: None,
     capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
     notes: tuple[str, ...] = (),
-    alignment: str = "",
 ) -> Report:
     """The report on all pairs of case and dtype; an interrupt ends it early and leaves what there is."""
     records: list[Record] = []
@@ -216,7 +222,6 @@ def run_suite(
         seconds=time.monotonic() - started,
         counts=counts,
         notes=(*target.notes, *notes),
-        alignment=alignment,
     )
 
 
@@ -246,7 +251,7 @@ def problem_in_words(problem: Any, seed: int) -> str:
     return ", ".join([*words, f"seed {seed}"])
 
 
-def _where(fault: BaseException) -> dict[str, str]:
+def _where(fault: BaseException) -> dict[str, Any]:
     """Where the target's own code raised, and the traceback from there on."""
     frame: TracebackType | None = fault.__traceback__
     own = Path(__file__).parent

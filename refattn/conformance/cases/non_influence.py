@@ -129,7 +129,7 @@ def poison_in_the_bias(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6), bias=bias, shown=shown)
 
 
-@CASES.problem("M19", "M20")
+@CASES.problem("M20", "M19")
 def poison_seen_by_some(draw: Draw) -> Problem:
     """Under causal visibility a NaN key spoils the rows that see it and no other."""
     data = draw.qkv(6, 6)

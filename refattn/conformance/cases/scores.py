@@ -27,7 +27,7 @@ def worked_example(draw: Draw) -> Problem:
     return Problem(**draw.given(*_three_tokens()), known=known)
 
 
-@CASES.problem("S1", "M4")
+@CASES.problem("M4", "S1")
 def worked_example_causal(draw: Draw) -> Problem:
     """The same three tokens with causal visibility: the second row has the weights 0.330, 0.670, 0."""
     known = {"weights": (np.asarray([[1.0, 0.0, 0.0], [0.330, 0.670, 0.0]]), 5e-4)}

@@ -14,7 +14,6 @@ from refattn.conformance.plain import Draw
 from refattn.dtypes import dtype_name
 from refattn.errors import RefattnError
 
-
 # Root module of an array's class -> what people call the library.
 LIBRARIES = {
     "numpy": "NumPy",

@@ -3,7 +3,8 @@
 q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k) and v (..., Hkv, Lk, d_v) are NumPy arrays, or those of --library. Options
 are causal=True, mask (boolean, True = visible, broadcasts to (..., H, Lq, Lk)), bias (floating, likewise), scale,
 softcap, sinks (H,), q_start and k_start. It returns the output, or (output, log-sum-exp). A parameter that the
-signature lacks makes a case unsupported, as does raising NotImplementedError.
+signature lacks makes a case unsupported, as does raising NotImplementedError. Modules are called as such, and what
+they can express is read off their forward.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +20,37 @@ from typing import Any
 
 from refattn.arrays import Array
 from refattn.conformance.case import Problem, Unsupported
-from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, library_backend
+from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, in_words, library_backend
 
 OPTIONS = frozenset({"causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start"})
+ALWAYS = frozenset({"gqa", "lse"})  # heads in groups and the log-sum-exp show only in a call
+# What others call the options.
+OTHER_NAMES = {
+    "is_causal": "causal",
+    "attn_mask": "mask",
+    "attention_mask": "mask",
+    "attn_bias": "bias",
+    "alibi_bias": "bias",
+    "sm_scale": "scale",
+    "softmax_scale": "scale",
+    "scaling": "scale",
+    "soft_cap": "softcap",
+    "logit_cap": "softcap",
+    "logits_soft_cap": "softcap",
+    "s_aux": "sinks",
+    "sink": "sinks",
+    "query_start": "q_start",
+    "q_offset": "q_start",
+    "k_offset": "k_start",
+}
+
+
+class Lacking(Unsupported):
+    """An option or a result that shows only in a call to be lacking."""
+
+    def __init__(self, message: str, missing: str) -> None:
+        super().__init__(message)
+        self.missing = (missing,)
 
 
 class FunctionTarget(ArrayTarget):
@@ -30,7 +60,9 @@ class FunctionTarget(ArrayTarget):
         super().__init__(library_backend(library))
         self.name = name
         self._function = load_function(name)
-        self.features = _features(self._function, name)
+        parameters = _parameters(self._function, name)
+        self.features = _features(parameters)
+        self.notes = _unused(parameters)
 
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """One call with the options that the problem uses."""
@@ -51,11 +83,25 @@ class FunctionTarget(ArrayTarget):
             result = self._function(q, k, v, **options)
         except NotImplementedError as refusal:
             raise Unsupported(f"{self.name} does not do this: {refusal}") from refusal
-        if isinstance(result, tuple) and len(result) == 2:
-            return Answer(result[0], result[1])
-        if "lse" in problem.asks:
-            raise Unsupported(f"{self.name} returns no log-sum-exp")
-        return Answer(result)
+        except TypeError as refusal:
+            refused = re.search(r"unexpected keyword argument '(\w+)'", str(refusal))
+            if refused is None or refused[1] not in options:
+                raise
+            raise Lacking(f"{self.name} cannot express {refused[1]}", refused[1]) from refusal
+        output, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        if lse is None and "lse" in problem.asks:
+            raise Lacking(f"{self.name} returns no log-sum-exp", "lse")
+        return Answer(output, lse)
+
+    def hint(self, fault: BaseException) -> str:
+        """What to try where the function was given arrays of a library that it does not take."""
+        library, text = self.backend.name, str(fault)
+        wants_tensors = re.search(r"(must be|expected|as) .*Tensor|'numpy\.ndarray' object has no attribute", text)
+        if library == "numpy" and ("not numpy.ndarray" in text or wants_tensors):
+            return "; it was given NumPy arrays and seems to want tensors: try --library torch"
+        if library == "torch" and "'Tensor' object has no attribute" in text:
+            return "; it was given tensors and seems to want NumPy arrays: leave out --library torch"
+        return ""
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -68,13 +114,18 @@ def load_function(name: str) -> Callable[..., Any]:
     except TargetError:
         raise
     except (Exception, SystemExit) as fault:  # whatever foreign code raises while it is imported, exit included
-        raise TargetError(f"importing {where} failed: {type(fault).__name__}: {fault}") from fault
+        searched = ""
+        if isinstance(fault, ModuleNotFoundError) and fault.name == where.partition(".")[0]:
+            searched = f"; searched {Path.cwd()} and the installed packages"
+        raise TargetError(f"importing {where} failed: {type(fault).__name__}: {fault}{searched}") from fault
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise TargetError(f"{where} has no {attribute!r}")
         found = getattr(found, part)
     if not callable(found):
-        raise TargetError(f"{name} is a {type(found).__name__}, not a function")
+        raise TargetError(f"{name} is {in_words(found)}, not a function")
+    if isinstance(found, type):
+        raise TargetError(f"{name} is a class; name an instance of it, or a function")
     return found  # type: ignore[no-any-return]  # callable, as just checked
 
 
@@ -99,16 +150,35 @@ def _from_module(name: str) -> Any:
         sys.path.remove(str(Path.cwd()))
 
 
-def _features(function: Callable[..., Any], name: str) -> frozenset[str]:
-    """The options that the signature takes; heads in groups and the log-sum-exp show only in a call."""
+def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter] | None:
+    """The parameters after q, k and v; None where the signature is hidden or takes whatever it is given."""
+    forward = getattr(function, "forward", None)
+    if callable(forward) and not inspect.isroutine(function):  # a module: its own __call__ takes anything
+        function = forward
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # compiled functions may hide their signature: try everything
-        return OPTIONS | {"gqa", "lse"}
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return OPTIONS | {"gqa", "lse"}
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
-    if len(positional) < 3 and not any(p.kind is p.VAR_POSITIONAL for p in positional):
+        return None
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 3 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise TargetError(f"{name} must take q, k and v as its first three arguments")
-    taken = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    return (OPTIONS & taken) | {"gqa", "lse"}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return [p for p in parameters if p not in positional[:3] and p.kind is not p.VAR_POSITIONAL]
+
+
+def _features(parameters: list[inspect.Parameter] | None) -> frozenset[str]:
+    """The options that the signature takes."""
+    if parameters is None:
+        return OPTIONS | ALWAYS
+    return (OPTIONS & {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}) | ALWAYS
+
+
+def _unused(parameters: list[inspect.Parameter] | None) -> tuple[str, ...]:
+    """A note that names the parameters that no case uses, and what they may have been meant to be called."""
+    names = [p.name for p in parameters or () if p.name not in OPTIONS]
+    if not names:
+        return ()
+    meant = [OTHER_NAMES[name] for name in names if name in OTHER_NAMES]
+    guess = f" (did you mean {', '.join(meant)}?)" if meant else ""
+    return (f"parameters never used: {', '.join(names)}{guess}",)
