@@ -154,7 +154,7 @@ def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
     if not args.case:
         return pairs
     names = args.case.replace(",", " ").split()
-    known = [case.name for case, _ in pairs]
+    known = [*dict.fromkeys(case.name for case, _ in pairs)]
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from refattn.conformance.runner import Record, Report
 
-# A clause whose cases fail nearly as often as those of the worst one is as good a headline, and the plainest wins.
-NEAR = 0.75
+# A clause whose cases fail half as often as those of the worst one is as good a headline, and the plainest wins.
+NEAR = 0.5
 
 
 def most_telling(report: Report) -> Record:
-    """The plainest case of the clause whose cases fail at the highest share; a crash of the plainest call before all.
+    """The plainest case of the clause whose cases fail at the highest share.
 
+    Before that: a crash of the plainest call, and the plainest call at all if half of those without options fail.
     Cases come plainest first, so that of clauses alike the first is the plainest. The report has a broken record.
     """
     judged = [record for record in report.records if record.verdict != "unsupported"]
     plainest = next((record for record in judged if not record.needs), judged[0])
     if plainest.verdict == "crashed":
         return plainest
+    plain = [record for record in report.broken if is_plainest(record)]
+    if 2 * len({record.case for record in plain}) >= len({record.case for record in judged if is_plainest(record)}) > 0:
+        return plain[0]
     shares = _shares(judged, report.broken)
     highest = max(shares.values())
     return next(record for record in report.broken if shares[record.about] >= NEAR * highest)
@@ -30,17 +32,15 @@ def is_plainest(record: Record) -> bool:
 
 
 def _shares(judged: list[Record], broken: tuple[Record, ...]) -> dict[str, float]:
-    """For each clause that failures are about, the share of its cases that fail.
+    """For each clause that failures are about, the share of its cases that fail in some dtype.
 
-    A fault of form, such as a wrong dtype, can show in any case: its share is of all.
+    A clause of few cases weighs less. A fault of form, such as a wrong dtype, can show in any case: its share is of
+    all, in the dtypes where it shows at all, because a wrong dtype may be the right one in another.
     """
-    of_form = Counter(record.fault for record in broken if record.fault)
-    cases = Counter(record.clauses[0] for record in judged)
-    failed = Counter(record.clauses[0] for record in broken if not record.fault)
-    shares = {label: failed[label] / cases[label] for label in failed}
-    # In the dtypes where it shows at all: a wrong dtype may be the right one in another.
-    for label, count in of_form.items():
+    shares: dict[str, float] = {}
+    for label in dict.fromkeys(record.about for record in broken):
+        failed = {record.case for record in broken if record.about == label}
         dtypes = {record.dtype for record in broken if record.fault == label}
-        share = count / sum(record.dtype in dtypes for record in judged)
-        shares[label] = max(share, shares.get(label, 0.0))
+        cases = {record.case for record in judged if record.clauses[0] == label or record.dtype in dtypes}
+        shares[label] = len(failed) / (len(cases) + 1)
     return shares

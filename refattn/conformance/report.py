@@ -90,7 +90,7 @@ def explain(record: Record, head: str = "First failure") -> str:
     if record.verdict == "crashed" and is_plainest(record):
         lines = [_wrapped(f"{head}: the plainest call raised an error, {record.case} in {record.dtype}")]
     labels = (record.fault,) if record.fault else record.clauses
-    if not record.fault:
+    if not record.fault or record.error_over_bound is not None:
         lines.append(_wrapped(record.says, "  must hold: "))
     lines.append(_wrapped(record.message, "  but: "))
     if record.place:
@@ -108,8 +108,8 @@ def verdict_line(report: Report) -> str:
     low = [dtype for dtype, model in report.models.items() if model == "unfused"]
     stored = f" Scores or weights are rounded to the storage type in {', '.join(low)}." if low else ""
     if not report.complete:
-        judged = f"no verdict ({counts})" if counts else "before any case was judged, no verdict"
-        return f"{report.target}: interrupted, {judged}."
+        judged = f", no verdict ({counts})" if counts else " before any case was judged, no verdict"
+        return f"{report.target}: interrupted{judged}."
     if report.conforms:
         return f"{report.target} conforms{_extent(report)} ({counts}).{stored}"
     if not report.broken:
@@ -149,24 +149,28 @@ def _print_unsupported(report: Report) -> None:
     options = {one: count for one, count in missing.items() if one not in {*COMPUTED, "lse", OWN_FUNCTIONS}}
     lines = []
     if options:
-        cases = [f"{name}: {count}" for name, count in options.items()]
-        lines.append(f"cannot express {', '.join([f'{cases[0]} cases', *cases[1:]])}")
+        (first, count), *others = options.items()
+        lines.append(", ".join([f"cannot express {first}: {_cases(count)}", *(f"{name}: {n}" for name, n in others)]))
     if missing["lse"]:
-        lines.append(f"returns no log-sum-exp: {missing['lse']} cases")
+        lines.append(f"returns no log-sum-exp: {_cases(missing['lse'])}")
     if missing[OWN_FUNCTIONS]:
-        lines.append(f"lacks {OWN_FUNCTIONS} (errors, layers, caches, ...): {missing[OWN_FUNCTIONS]} cases")
+        lines.append(f"lacks {OWN_FUNCTIONS} (errors, layers, caches, ...): {_cases(missing[OWN_FUNCTIONS])}")
     unsupported = [record for record in report.records if record.verdict == "unsupported"]
     for dtype, count in dtypes.items():
         reason = next(record.message for record in unsupported if record.missing == (dtype,))
-        lines.append(f"{reason}: {count} cases")
+        lines.append(f"{reason}: {_cases(count)}")
     others = Counter(record.message for record in unsupported if not record.missing).most_common()
-    lines += [f"{reason}: {count} cases" for reason, count in others[:SHOWN]]
+    lines += [f"{reason}: {_cases(count)}" for reason, count in others[:SHOWN]]
     if len(others) > SHOWN:
-        lines.append(f"{len(others) - SHOWN} other reasons: {sum(c for _, c in others[SHOWN:])} cases (--json FILE)")
+        lines.append(f"{len(others) - SHOWN} other reasons: {_cases(sum(n for _, n in others[SHOWN:]))} (--json FILE)")
     if lines:
         print("\nUnsupported, so not judged:")
     for line in lines:
         print(_wrapped(line, "  "))
+
+
+def _cases(count: int) -> str:
+    return f"{count} case{'s' * (count != 1)}"
 
 
 def _print_others(report: Report, first: Record) -> None:

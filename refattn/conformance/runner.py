@@ -262,6 +262,6 @@ def _where(fault: BaseException) -> dict[str, Any]:
     frames = traceback.extract_tb(frame)
     # The deepest frame in the file that was called: what it calls in libraries says less about the target.
     place = [one for one in frames if one.filename == frames[0].filename][-1]
-    lines = ["Traceback (the call first, what raised last):\n", *traceback.format_list(frames)]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
     trace = "".join([*lines, *traceback.format_exception_only(fault)]).rstrip()
     return {"place": f"{place.filename}:{place.lineno}", "trace": trace}

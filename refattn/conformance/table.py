@@ -35,7 +35,8 @@ def print_table(report: Report, labels: frozenset[str] | None, width: int) -> No
         _show(f"{label:<{LABEL}}{words:<{title}}{filled}", style)
 
     print()
-    line("", "", [HEADERS[verdict][0] for verdict in verdicts])
+    if any(HEADERS[verdict][0] for verdict in verdicts):
+        line("", "", [HEADERS[verdict][0] for verdict in verdicts])
     line("clause", "", [HEADERS[verdict][1] for verdict in verdicts])
     for letter, words in CHAPTERS.items():
         members = {label: records for label, records in rows.items() if clause(label).chapter == letter}
