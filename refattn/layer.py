@@ -77,6 +77,8 @@ def multi_head_attention(
     library = library_of(x, "x")
     kv_heads = heads if kv_heads is None else kv_heads
     _check_layer(library, x, weights, heads, kv_heads, context, rope, cache, return_weights)
+    if positions is not None and rope is None:
+        raise LayerError("positions", "None without a rope, which alone reads them", describe(positions))
     causal = cache is not None if causal is None else causal
     source = x if context is None else context
     options = {"q_start": None, "k_start": 0, **options, "causal": causal, "mask": mask}

@@ -1,5 +1,8 @@
 """The attention layer against its definition in plain float64 NumPy, and cached against uncached."""
 
+import importlib
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -273,6 +276,37 @@ def test_a_refused_call_leaves_the_cache_as_it_was(library: Library, name: str) 
     close(library, result.output, by_definition(x, parameters, causal_too=True)[0][:, 2:])
 
 
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_cached_layer_compiles_whole(library: Library, dynamic: bool) -> None:
+    """Prefill and decode with a cache and RoPE are one graph for torch.compile, of fixed or open sizes."""
+    torch = importlib.import_module("torch")
+    x, parameters = library.array(draw(BATCH, LENGTH, WIDTH)), layer(4, 2)
+
+    def steps(x: Any, *weights: Any) -> Any:
+        cache = KVCache.allocate(x, BATCH, 2, LENGTH, 4, 3)
+        options: dict[str, Any] = {"heads": 4, "kv_heads": 2, "rope": Rotary("half")}
+        first = multi_head_attention(x[:, :3], AttentionWeights(*weights), **options, cache=cache)
+        return multi_head_attention(x[:, 3:], AttentionWeights(*weights), **options, cache=first.cache).output
+
+    torch._dynamo.reset()
+    compiled = torch.compile(steps, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    expected = by_definition(library.host(x), parameters, rope=Rotary("half"), causal_too=True)[0]
+    close(library, compiled(x, *parameters.on(library)), expected[:, 3:])
+
+
+@pytest.mark.library("torch")
+def test_the_first_call_of_a_process_may_be_compiled(library: Library) -> None:
+    """torch.compile traces attention although no call has met PyTorch's arrays before."""
+    program = (
+        "import torch, refattn; q = torch.ones(2, 4, 3); "
+        "f = torch.compile(lambda q: refattn.attention(q, q, q, causal=True), fullgraph=True, backend='aot_eager'); "
+        "assert torch.allclose(f(q), q)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- bad arguments ----------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
@@ -360,3 +394,12 @@ def test_other_kinds_of_arguments(library: Library) -> None:
         assert_refused(errors.RotaryError, argument, (), multi_head_attention, x, weights, heads=2, rope=rope)
     options = {"heads": 2, "context": make(1, 3, 6), "causal": True}
     assert_refused(errors.PositionError, "q_start", ("top-left",), multi_head_attention, x, weights, **options)
+
+
+def test_positions_need_a_rope(library: Library) -> None:
+    """Positions that nothing would read are refused, not ignored."""
+    x = library.array(np.zeros((1, 2, 4)))
+    w = library.array(np.zeros((4, 4)))
+    weights = refattn.AttentionWeights(w, w, w)
+    with pytest.raises(refattn.errors.LayerError, match="positions"):
+        refattn.multi_head_attention(x, weights, heads=2, positions=[0, 1])
