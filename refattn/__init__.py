@@ -8,6 +8,7 @@ from .clauses import CHAPTERS, CLAUSES, Clause, clause
 from .goldens import Golden, golden
 from .heads import kv_head_of, merge_heads, pool_kv_heads, split_heads
 from .layer import AttentionWeights, LayerResult, multi_head_attention
+from .partials import Partial, merge
 from .pipeline import Stages, attention, attention_stages, attention_with_lse
 from .registry import backends
 from .rotary import Rotary, rope

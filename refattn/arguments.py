@@ -35,9 +35,9 @@ from .errors import (
     SinkError,
     SoftcapError,
 )
-from .frames import Frame, check_start
+from .frames import Frame, check_start, start_range
 from .heads import check_heads
-from .masks import Mask, as_mask, causal
+from .masks import Mask, Span, as_mask, causal
 
 
 class Call(NamedTuple):
@@ -50,6 +50,7 @@ class Call(NamedTuple):
     v: Array  # (..., Hkv, Lk, d_v)
     group: int  # H / Hkv
     scores_shape: Shape  # (..., H, Lq, Lk)
+    tile: tuple[range, range]  # the rows and keys that q, k and v hold: all, or those of a tile
     one_head: bool  # rank 2 came in, so the head axis goes again
     compute: Any  # dtype of scores and softmax
     result: Any  # dtype of the output
@@ -61,9 +62,13 @@ class Call(NamedTuple):
     q_start: Any  # int or (batch..., 1, 1, 1)
     k_start: Any
 
+    def spans(self) -> tuple[Span, Span]:
+        """The least and greatest q_start and k_start over the batch, None where values may not be looked at (N3)."""
+        return start_range(self.q_start), start_range(self.k_start)
+
     def frame(self) -> Frame:
         """All pairs of the call, for masks and biases to be evaluated on."""
-        frame = Frame(self.library, self.device, sizes=(self.scores_shape[-2], self.scores_shape[-1]))
+        frame = Frame(self.library, self.device, tile=self.tile)
         frame.q_start = _in_frame(frame, self.q_start, "q_start")
         frame.k_start = _in_frame(frame, self.k_start, "k_start")
         return frame
@@ -129,6 +134,7 @@ def check_call(
         v,
         group,
         scores_shape,
+        (range(scores_shape[-2]), range(scores_shape[-1])),
         one_head,
         compute,
         result,

@@ -23,6 +23,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "traces": "functions of its arrays can be traced and compiled",
         "autodiff": "the library differentiates functions of its arrays",
         "mutable": "arrays can be written in place, so a cache shares its buffers",
+        "tiled": "a tiled path of its own, with memory linear in the length",
         "lazy": "values are computed on demand, so nothing may look at them early",
         "bfloat16": "arrays of 16-bit brain floats",
         "float16": "arrays of IEEE half precision",

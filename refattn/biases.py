@@ -107,8 +107,7 @@ class Plain(Bias):
             raise BiasError("bias", expected + pair_readings(self.array.ndim), describe(self.array))
 
     def evaluate(self, frame: Frame, dtype: Any) -> Array:
-        array = frame.xp.astype(frame.array(self.array, "bias"), dtype, copy=False)
-        return array if array.ndim else frame.xp.reshape(array, (1, 1))  # reductions need an axis
+        return frame.xp.astype(frame.per_pair(self.array, "bias"), dtype, copy=False)
 
 
 class Sum(Bias):

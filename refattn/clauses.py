@@ -17,6 +17,7 @@ CHAPTERS: dict[str, str] = {
     "B": "Positions in the scores",
     "L": "The layer",
     "K": "Caches",
+    "T": "Tiling",
     "N": "Numbers",
     "C": "Cost",
     "X": "What weights do not show",
@@ -438,6 +439,34 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "attend",
         "attend(q, cache) takes q as the newest Lq positions: q_start = length - Lq, and causal by default.",
+    ),
+    Clause(
+        "T1",
+        "MUST",
+        "Online softmax",
+        "Attention computed tile by tile over the keys gives the same real number as over all keys at once, for every "
+        "option and every tile size.",
+    ),
+    Clause(
+        "T2",
+        "MUST",
+        "Merging",
+        "Partials (output, log-sum-exp) form a commutative monoid under merge with (0, -inf) as identity, associative "
+        "within the bound: any split of the keys, in any order, merges to the whole.",
+        "exp(-inf - (-inf)), a base-2 log-sum-exp or a running maximum that starts at a finite number break it.",
+    ),
+    Clause(
+        "T3",
+        "MUST",
+        "Partials",
+        "Partials are in the compute dtype, unrounded, and never include sinks, which merge applies once; merging none "
+        "is an error.",
+    ),
+    Clause(
+        "T4",
+        "MUST",
+        "Memory",
+        "Tiled attention needs O(L d) memory beyond its arguments, never an Lq x Lk array, not even a mask.",
     ),
     Clause(
         "N1",

@@ -195,6 +195,15 @@ class ConsumedCacheError(CacheError):
     clause = "K5"
 
 
+# T: tiling
+
+
+class PartialError(RefattnError, ValueError, TypeError):
+    """Partials that do not fit together, or none at all, were to be merged."""
+
+    clause = "T3"
+
+
 # C: cost
 
 

@@ -16,7 +16,7 @@ class Frame:
     """Pairs of row and key indices with their positions.
 
     rows (..., R, 1) and keys (..., 1, K) are integer arrays that broadcast together; q_start and k_start are ints or
-    integer arrays (batch..., 1, 1, 1). sizes is (Lq, Lk) if the frame covers a whole call in order, else None.
+    integer arrays (batch..., 1, 1, 1). tile holds the ranges of rows and keys if they are contiguous, else it is None.
     """
 
     def __init__(
@@ -24,18 +24,18 @@ class Frame:
         library: Library,
         device: Any,
         *,
-        sizes: tuple[int, int] | None = None,
+        tile: tuple[range, range] | None = None,
         pairs: tuple[Array, Array] | None = None,
         q_start: Any = 0,
         k_start: Any = 0,
     ) -> None:
-        self.library, self.xp, self.device, self.sizes = library, library.xp, device, sizes
+        self.library, self.xp, self.device, self.tile = library, library.xp, device, tile
         self.q_start, self.k_start = q_start, k_start
         if pairs is not None:
             self.rows, self.keys = pairs
-        elif sizes is not None:
-            self.rows = self.xp.arange(sizes[0], device=device)[:, None]
-            self.keys = self.xp.arange(sizes[1], device=device)[None, :]
+        elif tile is not None:
+            self.rows = self.xp.arange(tile[0].start, tile[0].stop, device=device)[:, None]
+            self.keys = self.xp.arange(tile[1].start, tile[1].stop, device=device)[None, :]
 
     @property
     def query_positions(self) -> Array:
@@ -64,22 +64,34 @@ class Frame:
 
     def per_key(self, x: Array, argument: str) -> Array:
         """(batch..., Lk) values taken at the keys: (batch..., 1, 1, K)."""
-        return self._gather(x, self.keys, argument)
+        return self._gather(x, 1, argument)
 
     def per_row(self, x: Array, argument: str) -> Array:
         """(batch..., Lq) values taken at the rows: (batch..., 1, R, 1)."""
-        return self._gather(x, self.rows, argument)
+        return self._gather(x, 0, argument)
 
     def take(self, x: Array, index: Array, argument: str) -> Array:
         """x[..., index] along the last axis: (..., *index.shape)."""
         check_index(index, x.shape[-1], argument)
         return self.xp.reshape(self.xp.take(x, self.xp.reshape(index, (-1,)), axis=-1), (*x.shape[:-1], *index.shape))
 
-    def _gather(self, x: Array, index: Array, argument: str) -> Array:
+    def per_pair(self, x: Array, argument: str) -> Array:
+        """An array that broadcasts to (..., Lq, Lk), cut to the tile; frames of scattered pairs have none."""
         x = self.array(x, argument)
+        if x.ndim < 2:  # a single value, or one per key; reductions need both axes
+            x = self.xp.reshape(x, (1, 1) if x.ndim == 0 else (1, x.shape[0]))
+        rows, keys = self.tile or (range(0), range(0))
+        x = x if x.shape[-2] == 1 else x[..., rows.start : rows.stop, :]
+        return x if x.shape[-1] == 1 else x[..., keys.start : keys.stop]
+
+    def _gather(self, x: Array, axis: int, argument: str) -> Array:
+        x = self.array(x, argument)
+        index = (self.rows, self.keys)[axis]
         batch = tuple(x.shape[:-1])
-        if self.sizes is None:
+        if self.tile is None:
             x = self.take(x, index, argument)
+        else:
+            x = x[..., self.tile[axis].start : self.tile[axis].stop]
         return self.xp.reshape(x, (*batch, *((1,) if batch else ()), *index.shape))
 
 

@@ -123,7 +123,7 @@ class Mask:
         library = library_of(like, "like")
         for part in self.parts():
             part.check(None, q_len, k_len)
-        frame = _free_frame(self, library, device_of(library, like), q_start, k_start, sizes=(q_len, k_len))
+        frame = _free_frame(self, library, device_of(library, like), q_start, k_start, tile=(range(q_len), range(k_len)))
         return _over_pairs(self.evaluate(frame), frame)
 
     def to_text(self, q_len: int, k_len: int | None = None, q_start: Any = 0, k_start: Any = 0) -> str:
@@ -358,11 +358,11 @@ class Dense(Mask):
             )
 
     def evaluate(self, frame: Frame) -> Array:
+        if frame.tile is not None and self.size == (1, 1):
+            return frame.per_pair(self.array, self.argument)
         xp, array = frame.xp, frame.array(self.array, self.argument)
         if array.ndim < 2:  # a single value, or one per key
             array = xp.reshape(array, (1, 1) if array.ndim == 0 else (1, array.shape[0]))
-        if frame.sizes is not None and self.size == (1, 1):
-            return array
         counts = tuple(array.shape[-2:])
         rows, keys = (
             index * 0 if count == 1 else index // size if size > 1 else index

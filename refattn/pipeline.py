@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from . import registry
 from .arguments import Call, check_call
 from .arrays import Array, describe, is_one_of, quiet
 from .errors import PathError
@@ -121,7 +122,7 @@ def attention_with_lse(
     path: str = "dense",
 ) -> tuple[Array, Array]:
     """`attention` and its log-sum-exp: output (..., H, Lq, d_v) and lse (..., H, Lq) in the compute dtype (P4)."""
-    check_path(path)
+    compute = path_named(path)
     call = check_call(
         q,
         k,
@@ -135,9 +136,8 @@ def attention_with_lse(
         q_start=q_start,
         k_start=k_start,
     )
-    with quiet(call.library):
-        output, lse = run_stages(call, _forget)
-        return _finish(call, output, call.result), _finish(call, lse, None)
+    output, lse = compute(call)
+    return _finish(call, output, call.result), _finish(call, lse, None)
 
 
 def attention_stages(
@@ -299,10 +299,23 @@ def without_pairs(call: Call) -> tuple[Array, Array]:
     return xp.where(xp.isnan(lse)[..., None], float("nan"), output), lse
 
 
-def check_path(path: str) -> None:
-    """Raises PathError unless path names an installed way of computing (E4)."""
-    if not is_one_of(path, ("dense",)):
-        raise PathError("path", "one of 'dense'", describe(path))
+def dense(call: Call) -> tuple[Array, Array]:
+    """The specification itself: the stages above on all pairs at once."""
+    with quiet(call.library):
+        return run_stages(call, _forget)
+
+
+def path_named(path: str) -> Callable[[Call], tuple[Array, Array]]:
+    """The way of computing of that name. Raises PathError (E4)."""
+    if not is_one_of(path, ("dense", "tiled")):
+        raise PathError("path", "'dense' or 'tiled'", describe(path))
+    return dense if path == "dense" else tiled
+
+
+def tiled(call: Call) -> tuple[Array, Array]:
+    """What the backend plugin of the arrays' library makes of a call, tile by tile (T1)."""
+    output, lse = registry.tiled(call.library.name)(call)
+    return output, lse
 
 
 def _forget(_: str, value: Array) -> Array:

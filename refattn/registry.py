@@ -5,18 +5,24 @@ A plugin that cannot be loaded is listed with its fault and its distribution; it
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from refattn.arrays import Array
 from refattn.backend import CAPABILITIES, Backend
 from refattn.dtypes import COMPUTED
-from refattn.errors import BackendError
+from refattn.errors import BackendError, PathError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "refattn.backends"
+PATHS = "refattn.paths"
+_TILED: dict[str, Callable[[Any], Any]] = {}
 NAMES = (
     *("name", "library", "distributions", "dtypes", "capabilities"),
     *("installed", "version", "devices", "array", "host"),
@@ -62,6 +68,31 @@ def get(name: str) -> Backend:
             return _load(entry)
     choices = ", ".join(names()) or "none, because refattn was not installed but merely found on the path"
     raise BackendError("backend", f"a published plugin ({choices})", repr(name))
+
+
+def tiled(library: str) -> Callable[[Any], Any]:
+    """The tiled path for arrays of a library, named as its root module: its plugin's own, else the generic one.
+
+    Raises PathError where no plugin offers either.
+    """
+    if library not in _TILED:
+        _TILED[library] = _find_tiled(library)
+    return _TILED[library]
+
+
+def _find_tiled(library: str) -> Callable[[Any], Any]:
+    for entry in _published():
+        with contextlib.suppress(BackendError):  # a broken plugin of another library is no concern here
+            plugin: Any = _load(entry)
+            if plugin.library.partition(".")[0] == library and "tiled" in plugin.capabilities:
+                compute: Callable[[Any], Any] = plugin.tiled
+                return compute
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=PATHS, name="tiled"):
+        generic: Callable[[Any], Any] = entry.load()
+        return generic
+    raise PathError("path", f"'dense', as no plugin offers tiles for {library}", "'tiled'")
 
 
 def backends() -> tuple[BackendRecord, ...]:

@@ -3,8 +3,10 @@
 import importlib
 from typing import Any
 
+from refattn.arguments import Call
 from refattn.arrays import Array
 from refattn.backend import Plugin
+from refattn.partials import Partial
 
 
 class NumpyBackend(Plugin):
@@ -13,7 +15,7 @@ class NumpyBackend(Plugin):
     name = "numpy"
     library = "numpy"
     distributions = ("numpy",)
-    features = frozenset({"mutable"})
+    features = frozenset({"mutable", "tiled"})
     bfloat16_needs = "ml_dtypes"
 
     def _array(self, np: Any, host: Array, dtype: str | None, _device: Any) -> Array:
@@ -21,6 +23,12 @@ class NumpyBackend(Plugin):
 
     def _host(self, np: Any, x: Array) -> Array:
         return np.asarray(x)
+
+    def tiled(self, call: Call) -> Partial:
+        """Threads over head groups and tiles, see `numpy_tiles`."""
+        from refattn_backends.numpy_tiles import tiled
+
+        return tiled(call)
 
 
 def host_dtype(name: str | None) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from refattn.conformance.targets.base import ArrayTarget, TargetError
 
 PREFIX = "refattn-"
+TILED = "-tiled"
 
 
 def find_target(name: str, library: str = "numpy") -> ArrayTarget:
     """The target of that name; `library` is the array library that a function of the user's own is called with.
 
-    Names are torch, refattn-LIBRARY or LIBRARY for refattn itself, and module:object or path.py:object for a function
+    Names are torch, refattn-LIBRARY or LIBRARY for refattn itself, with -tiled behind it for its fast path, and module:object or path.py:object for a function
     of refattn's own convention. Raises TargetError.
     """
     if ":" in name:
@@ -24,7 +25,9 @@ def find_target(name: str, library: str = "numpy") -> ArrayTarget:
     from refattn import registry
 
     installed = registry.names()
-    backend = name.removeprefix(PREFIX)
+    backend, path = name.removeprefix(PREFIX), "dense"
+    if backend.endswith(TILED):
+        backend, path = backend.removesuffix(TILED), "tiled"
     if backend not in installed:
         choices = ["torch", *(PREFIX + one for one in installed)]
         raise TargetError(
@@ -32,4 +35,4 @@ def find_target(name: str, library: str = "numpy") -> ArrayTarget:
         )
     from refattn.conformance.targets.refattn import RefattnTarget
 
-    return RefattnTarget(backend)
+    return RefattnTarget(backend, path)

@@ -16,9 +16,16 @@ from refattn.dtypes import dtype_name
 class RefattnTarget(ArrayTarget):
     """refattn through the backend of that name."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, path: str = "dense") -> None:
         super().__init__(library_backend(backend))
-        self.name = f"refattn-{backend}"
+        self.path = path
+        self.name = f"refattn-{backend}" if path == "dense" else f"refattn-{backend}-{path}"
+
+    def unsupported(self, needs: tuple[str, ...], dtype: str) -> str:
+        """A fast path never has the weights."""
+        if self.path != "dense" and "weights" in needs:
+            return f"{self.name} has no weights"
+        return super().unsupported(needs, dtype)
 
     def versions(self) -> dict[str, str]:
         """refattn and the array library."""
@@ -52,8 +59,10 @@ class RefattnTarget(ArrayTarget):
         if problem.sinks is not None:
             options["sinks"] = self.array(problem.sinks, problem.dtype)
         if again:
-            return Answer(refattn.attention(q, k, v, **options))
-        output, lse = refattn.attention_with_lse(q, k, v, **options)
+            return Answer(refattn.attention(q, k, v, path=self.path, **options))
+        output, lse = refattn.attention_with_lse(q, k, v, path=self.path, **options)
+        if self.path != "dense":
+            return Answer(output, lse)
         stages = refattn.attention_stages(q, k, v, **options)
         return Answer(output, lse, stages.weights)
 

@@ -1,0 +1,63 @@
+"""Tiled attention for any Array API library: the dense pipeline on one tile at a time, merged online (T1, T2, T4).
+
+Each tile of rows and keys is a call of its own, so every option means what it means in the specification; only which
+tiles are looked at, and the merging, is decided here. A tile that the mask shows no pair of is skipped, and one that
+it shows all of is not masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from refattn.arguments import Call
+from refattn.arrays import Array, quiet
+from refattn.partials import Partial, merge_two, with_sinks
+from refattn.pipeline import run_stages
+
+ROWS, KEYS = 512, 512  # the largest tile; a tile of float32 scores of one head is then 1 MiB
+
+
+def tiled(call: Call, rows: int = ROWS, keys: int = KEYS) -> Partial:
+    """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq) of a call, in the compute dtype, sinks included."""
+    xp = call.library.xp
+    with quiet(call.library):
+        parts = [row_tile(call, part, keys) for part in spans(call.tile[0], rows)] or [identity(call)]
+        whole = parts[0] if len(parts) == 1 else Partial(*(xp.concat(x, axis=a) for x, a in zip(zip(*parts), (-2, -1))))
+        return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+
+
+def row_tile(call: Call, rows: range, width: int = KEYS) -> Partial:
+    """One tile of rows over all its keys, without sinks."""
+    whole = None
+    for keys in spans(call.tile[1], width):
+        answer = "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())
+        if answer == "none":
+            continue
+        part = Partial(*run_stages(cut(call, rows, keys, masked=answer != "all"), lambda _, value: value))
+        whole = part if whole is None else merge_two(call.library, whole, part)
+    return identity(cut(call, rows, range(0), masked=False)) if whole is None else whole
+
+
+def cut(call: Call, rows: range, keys: range, *, masked: bool) -> Call:
+    """The call on a tile of its rows and keys, without sinks; q, k and v are views where the library has them."""
+    return call._replace(
+        q=call.q[..., rows.start : rows.stop, :],
+        k=call.k[..., keys.start : keys.stop, :],
+        v=call.v[..., keys.start : keys.stop, :],
+        scores_shape=(*call.scores_shape[:-2], len(rows), len(keys)),
+        tile=(rows, keys),
+        mask=call.mask if masked else None,
+        sinks=None,
+    )
+
+
+def identity(call: Call) -> Partial:
+    """The partial over no keys: output 0, log-sum-exp -inf (T2)."""
+    xp, shape = call.library.xp, call.scores_shape[:-1]
+    output = xp.zeros((*shape, call.v.shape[-1]), dtype=call.compute, device=call.device)
+    return Partial(output, xp.full(shape, -float("inf"), dtype=call.compute, device=call.device))
+
+
+def spans(whole: range, step: int) -> Iterator[range]:
+    """The range in pieces of at most `step`."""
+    return (whole[start : start + step] for start in range(0, len(whole), step))
