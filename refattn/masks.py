@@ -123,7 +123,9 @@ class Mask:
         library = library_of(like, "like")
         for part in self.parts():
             part.check(None, q_len, k_len)
-        frame = _free_frame(self, library, device_of(library, like), q_start, k_start, tile=(range(q_len), range(k_len)))
+        frame = _free_frame(
+            self, library, device_of(library, like), q_start, k_start, tile=(range(q_len), range(k_len))
+        )
         return _over_pairs(self.evaluate(frame), frame)
 
     def to_text(self, q_len: int, k_len: int | None = None, q_start: Any = 0, k_start: Any = 0) -> str:

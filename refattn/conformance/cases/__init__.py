@@ -18,13 +18,14 @@ from refattn.conformance.cases import (
     numbers,
     scores,
     softmax,
+    tiling,
     weights,
 )
 
 # The plainest first, so that the first failure of an implementation is the one to look at first.
 CHAPTERS = (
     *(scores, masks, masks_by_index, softmax, heads, arrays, numbers, biases),
-    *(non_influence, lazy_masks, layer, caches, cost, weights, errors),
+    *(non_influence, lazy_masks, tiling, layer, caches, cost, weights, errors),
 )
 
 

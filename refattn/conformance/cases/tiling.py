@@ -1,0 +1,88 @@
+"""Chapter T: online softmax over tiles, and merging partial results."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refattn import Partial, attention, attention_with_lse, masks, merge
+from refattn.conformance.case import FULL, Api, Chapter, Problem
+from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
+from refattn.conformance.judge import golden_of
+from refattn.conformance.plain import Draw
+from refattn.errors import PartialError, PathError
+
+CASES = Chapter("tiling")
+
+
+@CASES.problem("T1")
+def last_tile_is_ragged(draw: Draw) -> Problem:
+    """129 keys: one more than a common tile, and the last one weighs most."""
+    data = draw.qkv(3, 129, batch=(1,), spread=0.5)
+    data["k"][..., -1, :] = draw.exact(4 * data["q"][..., 0, :])
+    return Problem(**data)
+
+
+@CASES.problem("T1")
+def rising_maximum(draw: Draw) -> Problem:
+    """Logits that rise from tile to tile: what came before is rescaled each time."""
+    data = draw.qkv(2, 192, batch=(1,), spread=0.25)
+    data["q"], data["k"] = np.ones_like(data["q"]), data["k"] + np.floor(np.arange(192) / 64)[:, None]
+    return Problem(**data | {"k": draw.exact(data["k"])}, coherent=True)
+
+
+@CASES.problem("T1", "P2")
+def first_tile_hidden(draw: Draw) -> Problem:
+    """The first 128 keys are hidden and all logits are far below zero: no stale or finite maximum may remain."""
+    data = draw.qkv(2, 160, batch=(1,), d_k=4)
+    data["q"], data["k"] = np.full_like(data["q"], -8.0), np.full_like(data["k"], 8.0)
+    data["k"][..., 0] += np.arange(160) % 4
+    shown = np.broadcast_to(np.arange(160) >= 128, (2, 160))
+    return Problem(**data, shown=shown, coherent=True)
+
+
+@CASES.check("T2", "T3", area="merge", dtypes=FULL)
+def splits_merge_to_the_whole(api: Api) -> None:
+    """Any split of the keys, in any order, merges to the whole; sinks enter once, in merge."""
+    problem = Problem(**api.draw.qkv(3, 8, batch=(1,)), sinks=np.asarray([0.5, -1.0]))
+    q, k, v = (api.array(x) for x in (problem.q, problem.k, problem.v))
+    sinks, golden = api.array(problem.sinks), golden_of(problem)
+    parts = [Partial(*attention_with_lse(q, k[:, :, a:b], v[:, :, a:b])) for a, b in ((0, 3), (3, 3), (3, 8))]
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        output, lse = merge([parts[i] for i in order], sinks=sinks)
+        # One rounding more for each merge than in a pass over all keys at once, all of them counted by the bound.
+        expect_within("merged output", api.host(output), golden.output, golden.bound(api.dtype))
+        expect_within("merged log-sum-exp", api.host(lse), golden.lse, golden.lse_bound(api.dtype))
+
+
+@CASES.check("T2", area="merge")
+def nothing_is_the_identity(api: Api) -> None:
+    """(0, -inf) merges with anything to that, and with itself to itself."""
+    output, lse = api.draw.normal(1, 2, 3), api.draw.normal(1, 2)
+    some = Partial(api.array(output), api.array(lse))
+    nothing = Partial(api.array(np.zeros((1, 2, 3))), api.array(np.full((1, 2), -np.inf)))
+    for pair in ((some, nothing), (nothing, some)):
+        expect_equal("merged output", api.host(merge(pair).output), output)
+    empty = merge((nothing, nothing))
+    expect_equal("merged output of nothing", api.host(empty.output), np.zeros((1, 2, 3)))
+    expect_equal("merged log-sum-exp of nothing", api.host(empty.lse), np.full((1, 2), -np.inf))
+
+
+@CASES.check("T3", "E4", area="errors")
+def nothing_to_merge(api: Api) -> None:
+    """Merging no partials is an error, and so is a path that nobody offers."""
+    expect_error(PartialError, "partials", merge, [])
+    q = api.array(np.ones((1, 2, 2)))
+    expect_error(PathError, "path", attention, q, q, q, path="fast")
+
+
+@CASES.check("T1", "T4", area="tiles", dtypes=FULL)
+def tiled_path_equals_dense(api: Api) -> None:
+    """path="tiled" gives the dense path's result within both bounds, masks and grouped heads included."""
+    data = api.draw.qkv(5, 7, batch=(1,), heads=4, kv_heads=2)
+    problem = Problem(**data, causal=True, q_start=2)
+    golden = golden_of(problem)
+    q, k, v = (api.array(data[name]) for name in "qkv")
+    output, lse = attention_with_lse(q, k, v, mask=masks.causal(), q_start=2, path="tiled")
+    expect_within("tiled output", api.host(output), golden.output, golden.bound(api.dtype))
+    expect_within("tiled log-sum-exp", api.host(lse), golden.lse, golden.lse_bound(api.dtype))
+    expect(api.dtype_of(output) == api.dtype, f"the tiled output has dtype {api.dtype_of(output)}")
