@@ -21,7 +21,7 @@ from .cache import KVCache, cached_call
 from .dtypes import compute_dtype, dtype_name, is_float
 from .errors import LayerError
 from .heads import check_heads, merge_heads, split_heads
-from .pipeline import attention, attention_stages, check_path
+from .pipeline import attention, attention_stages, path_named
 from .rotary import Rotary
 from .rotary import rope as turn
 
@@ -147,7 +147,7 @@ def _check_attention(
     one = library.xp.zeros((1, 1), dtype=x.dtype, device=device_of(library, x))
     stand_ins = [library.xp.broadcast_to(one, (*shape, width)) for shape, width in zip(shapes, widths, strict=True)]
     checked = dict(options)
-    check_path(checked.pop("path", "dense"))
+    path_named(checked.pop("path", "dense"))
     if cache is not None:
         if options["q_start"] is not None:
             expected = "None beside a cache, whose length gives the positions"

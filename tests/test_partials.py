@@ -21,7 +21,9 @@ def parts_of(library: Library, cuts: tuple[int, ...], dtype: str = "float64", **
     q, k, v = (library.array(x, dtype) for x in (q, k, v))
     spans = itertools.pairwise((0, *cuts, LK))
     return [
-        Partial(*refattn.attention_with_lse(q, k[:, a:b], v[:, a:b], q_start=5, k_start=a, causal=True, **options))
+        Partial(
+            *refattn.attention_with_lse(q, k[:, a:b, :], v[:, a:b, :], q_start=5, k_start=a, causal=True, **options)
+        )
         for a, b in spans
     ]
 
@@ -101,7 +103,7 @@ def test_misfits_are_refused(library: Library) -> None:
     with pytest.raises(PartialError, match="at least one"):
         merge([])
     for bad in (
-        [whole, Partial(whole.output[:, :2], whole.lse[:, :2])],
+        [whole, Partial(whole.output[:, :2, :], whole.lse[:, :2])],
         [whole.output],
         [Partial(whole.output, whole.output)],
     ):

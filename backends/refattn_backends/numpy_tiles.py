@@ -1,4 +1,4 @@
-"""Tiled attention on NumPy: a pool of threads over (batch entry, key/value head, tile of rows), BLAS on one thread each.
+"""Tiled attention on NumPy: threads over (batch entry, key/value head, tile of rows), BLAS on one thread each.
 
 A job stacks the rows of a head group, so that its keys are read once, and walks over tiles of keys with scratch that
 its thread keeps. Where the row norms prove that no logit leaves +-BOUND, the running maximum, its subtraction and the
@@ -33,7 +33,7 @@ def tiled(call: Call) -> Partial:
     finite = all(np.isfinite(x).all() for x in (call.k, call.v))
     if call.bias is not None or not finite or 0 in call.scores_shape or not call.q.shape[-1]:
         return generic(call)
-    batch, (heads, q_len, k_len) = call.scores_shape[:-3], call.scores_shape[-3:]
+    batch, heads, q_len = call.scores_shape[:-3], *call.scores_shape[-3:-1]
     q, k, v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (call.q, call.k, call.v))
     group = call.group
     whole = Partial(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from refattn.arguments import Call
-from refattn.arrays import Array, quiet
+from refattn.arrays import quiet
 from refattn.partials import Partial, merge_two, with_sinks
 from refattn.pipeline import run_stages
 

@@ -46,7 +46,7 @@ def splits_merge_to_the_whole(api: Api) -> None:
     problem = Problem(**api.draw.qkv(3, 8, batch=(1,)), sinks=np.asarray([0.5, -1.0]))
     q, k, v = (api.array(x) for x in (problem.q, problem.k, problem.v))
     sinks, golden = api.array(problem.sinks), golden_of(problem)
-    parts = [Partial(*attention_with_lse(q, k[:, :, a:b], v[:, :, a:b])) for a, b in ((0, 3), (3, 3), (3, 8))]
+    parts = [Partial(*attention_with_lse(q, k[:, :, a:b, :], v[:, :, a:b, :])) for a, b in ((0, 3), (3, 3), (3, 8))]
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
         output, lse = merge([parts[i] for i in order], sinks=sinks)
         # One rounding more for each merge than in a pass over all keys at once, all of them counted by the bound.

@@ -11,7 +11,8 @@ TILED = "-tiled"
 def find_target(name: str, library: str = "numpy") -> ArrayTarget:
     """The target of that name; `library` is the array library that a function of the user's own is called with.
 
-    Names are torch, refattn-LIBRARY or LIBRARY for refattn itself, with -tiled behind it for its fast path, and module:object or path.py:object for a function
+    Names are torch, refattn-LIBRARY or LIBRARY for refattn itself, with -tiled for its fast path,
+    and module:object or path.py:object for a function
     of refattn's own convention. Raises TargetError.
     """
     if ":" in name:
