@@ -77,6 +77,7 @@ def _job(
     total = np.zeros((count, 1), dtype)
     peak = np.full((count, 1), 0.0 if small else -np.inf, dtype)
     product = _take("product", output.shape, dtype)
+    ones = np.ones((width, 1), dtype)
     for keys in spans(range(k.shape[0]), width):
         answer = "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())
         if answer == "none":
@@ -98,7 +99,7 @@ def _job(
             peak = highest
             scores -= level
         np.exp(scores, out=scores)
-        total += scores.sum(axis=-1, keepdims=True)
+        total += np.matmul(scores, ones[: len(keys)])  # a product is four times as fast as a sum
         output += np.matmul(scores, v[keys.start : keys.stop], out=product)
     output /= total
     lse = np.log(total) + peak
