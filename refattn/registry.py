@@ -9,8 +9,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
 
 from refattn.arrays import Array
 from refattn.backend import CAPABILITIES, Backend
