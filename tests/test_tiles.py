@@ -134,8 +134,13 @@ def test_hidden_tiles_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
     masked: list[range] = []
     visible = numpy_tiles._visible
+
+    def masking(call: Any, rows: range, keys: range, at: Any) -> Any:
+        masked.append(keys)
+        return visible(call, rows, keys, at)
+
     monkeypatch.setattr(refattn.masks.Window, "answer", watched)
-    monkeypatch.setattr(numpy_tiles, "_visible", lambda *args: (masked.append(args[2]), visible(*args))[1])
+    monkeypatch.setattr(numpy_tiles, "_visible", masking)
     monkeypatch.setattr(numpy_tiles, "ROWS", 16)
     monkeypatch.setattr(numpy_tiles, "KEYS", 16)
     q = np.ones((1, 256, 4), np.float32)

@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 from refattn.arguments import Call
 from refattn.arrays import Array, quiet
 from refattn.partials import Partial, with_sinks
-from refattn_backends.tiles import cut, row_tile, spans
+from refattn_backends.tiles import cut, spans
 from refattn_backends.tiles import tiled as generic
 
 BOUND = 40.0  # exp(+-40) summed over a million keys neither overflows nor underflows in float32
@@ -51,30 +51,24 @@ def tiled(call: Call) -> Partial:
 
         def run(job: tuple[range, tuple[int, ...]]) -> None:
             rows, (*entry, kv_head) = job
-            at = (*entry, slice(kv_head * group, (kv_head + 1) * group), slice(rows.start, rows.stop))
-            kv = (*entry, kv_head)
+            at: tuple[Any, ...] = (*entry, slice(kv_head * group, (kv_head + 1) * group), slice(rows.start, rows.stop))
+            kv: tuple[Any, ...] = (*entry, kv_head)
             with quiet(call.library):
-                output, lse, total = _job(call, at, q[at], k[kv], v[kv], width, bool(small[kv]))
-                if not total.all():  # empty, or nothing but -inf: the specification tells which
-                    part = row_tile(_narrow(call, q, k, v), rows)
-                    output, lse = part.output[at[:-1]], part.lse[at[:-1]]
-            whole.output[at], whole.lse[at] = output, lse
+                whole.output[at], whole.lse[at] = _job(call, at, q[at], k[kv], v[kv], width, bool(small[kv]))
 
         with _controller().limit(limits=1, user_api="blas"):
             list(_pool().map(run, jobs))
         return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
 
 
-def _job(
-    call: Call, at: tuple[Any, ...], q: Array, k: Array, v: Array, width: int, small: bool
-) -> tuple[Array, Array, Array]:
-    """Output (G, T, d_v), log-sum-exp (G, T) and sum of exponentials of one head group's rows, without sinks."""
+def _job(call: Call, at: tuple[Any, ...], q: Array, k: Array, v: Array, width: int, small: bool) -> tuple[Array, Array]:
+    """Output (G, T, d_v) and log-sum-exp (G, T) of one head group's rows, without sinks."""
     group, height, d_k = q.shape
     rows = range(at[-1].start, at[-1].stop)
     count, dtype = group * height, q.dtype
     scaled = np.multiply(q, call.scale, out=_take("q", (group, height, d_k), dtype)).reshape(count, d_k)
     output = np.zeros((count, v.shape[-1]), dtype)
-    total = np.zeros((count, 1), dtype)
+    total, seen = np.zeros((count, 1), dtype), np.zeros((group, height, 1), bool)
     peak = np.full((count, 1), 0.0 if small else -np.inf, dtype)
     product = _take("product", output.shape, dtype)
     ones = np.ones((width, 1), dtype)
@@ -88,8 +82,11 @@ def _job(
             np.tanh(scores, out=scores)
             scores *= call.softcap
         if answer != "all":
-            pairs = scores.reshape(group, height, len(keys))
-            np.copyto(pairs, -np.inf, where=~_visible(call, rows, keys, at))
+            visible = _visible(call, rows, keys, at)
+            np.copyto(scores.reshape(group, height, len(keys)), -np.inf, where=~visible)
+            seen |= visible.any(axis=-1, keepdims=True)
+        else:
+            seen[...] = True
         if not small:
             highest = np.maximum(peak, scores.max(axis=-1, keepdims=True))
             level = np.where(np.isneginf(highest), 0.0, highest).astype(dtype, copy=False)
@@ -101,9 +98,14 @@ def _job(
         np.exp(scores, out=scores)
         total += np.matmul(scores, ones[: len(keys)])  # a product is four times as fast as a sum
         output += np.matmul(scores, v[keys.start : keys.stop], out=product)
+    nothing = total == 0
+    total[nothing] = 1
     output /= total
-    lse = np.log(total) + peak
-    return output.reshape(group, height, -1), lse.reshape(group, height), total
+    lse = np.where(nothing, -np.inf, np.log(total) + peak)  # P2
+    if call.sinks is None:  # P7: nothing but -inf, which a sink would make harmless
+        broken = nothing & seen.reshape(count, 1)
+        output[broken[:, 0]], lse[broken] = np.nan, np.nan
+    return output.reshape(group, height, v.shape[-1]), lse.reshape(group, height)
 
 
 def _visible(call: Call, rows: range, keys: range, at: tuple[Any, ...]) -> Array:
@@ -125,10 +127,6 @@ def _small_logits(call: Call, q: Array, k: Array) -> Array:
     queries, keys = (np.sqrt(np.einsum("...i,...i->...", x, x)).max(axis=-1) for x in (q, k))
     queries = queries.reshape(*queries.shape[:-1], -1, call.group).max(axis=-1)
     return np.asarray(queries * keys * abs(float(call.scale)) <= BOUND)
-
-
-def _narrow(call: Call, q: Array, k: Array, v: Array) -> Call:
-    return call._replace(q=q, k=k, v=v, sinks=None)
 
 
 def _take(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
