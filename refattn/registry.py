@@ -73,9 +73,19 @@ def tiled(library: str) -> Callable[[Any], Any]:
 
     Raises PathError where no plugin offers either.
     """
+    _look_up(library)
+    return _TILED[library]
+
+
+def _look_up(library: str) -> bool:
+    """Puts the tiled path of a library into the table, once; True."""
     if library not in _TILED:
         _TILED[library] = _find_tiled(library)
-    return _TILED[library]
+    return True
+
+
+# torch.compile cannot trace entry points, and need not: it runs this as it stands, and traces on with the table.
+_look_up._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _find_tiled(library: str) -> Callable[[Any], Any]:

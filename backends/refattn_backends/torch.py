@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from refattn.arguments import Call
 from refattn.arrays import Array
 from refattn.backend import Plugin, widened
+from refattn.partials import Partial
 
 
 class TorchBackend(Plugin):
@@ -13,7 +15,7 @@ class TorchBackend(Plugin):
     name = "torch"
     library = "torch"
     distributions = ("torch",)
-    features = frozenset({"traces", "autodiff", "mutable"})
+    features = frozenset({"traces", "autodiff", "mutable", "tiled"})
 
     def _devices(self, torch: Any) -> Mapping[str, Any]:
         names = ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count())))
@@ -29,6 +31,12 @@ class TorchBackend(Plugin):
         x = x.detach().cpu()
         small = x.dtype == torch.bfloat16 or (x.dtype.is_floating_point and x.dtype.itemsize == 1)
         return (x.to(torch.float32) if small else x).numpy()
+
+    def tiled(self, call: Call) -> Partial:
+        """Fused kernels and generic tiles, see `torch_tiles`."""
+        from refattn_backends.torch_tiles import tiled
+
+        return tiled(call)
 
 
 BACKEND = TorchBackend()

@@ -1,0 +1,175 @@
+"""Tiled attention on PyTorch: its fused kernels where they satisfy the clauses asked for, the generic tiles elsewhere.
+
+What `refattn check torch` finds decides. The kernels let hidden non-finite keys leak (M19, M20), take scales below 0
+for broken (S2), lose overflowed rows (P7), read no stride along the width, and know no softcap, sinks or offset
+positions. So they get finite, contiguous data that cannot overflow, and nothing but "all keys" and "keys up to the row"; sinks and
+offsets are put around them by merging partials. Data that may not be looked at takes the generic tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils import _python_dispatch
+
+from refattn.arguments import Call
+from refattn.arrays import Array
+from refattn.heads import stack_groups, unstack_groups
+from refattn.masks import Window
+from refattn.partials import Partial, merge_two, with_sinks
+from refattn_backends.tiles import cut, identity
+from refattn_backends.tiles import tiled as generic
+
+_aten = torch.ops.aten
+
+
+def tiled(call: Call) -> Partial:
+    """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
+    if 0 in call.scores_shape or not call.q.shape[-1] or not call.v.shape[-1]:
+        return generic(call)
+    answer = "all" if call.mask is None else call.mask.answer(*call.tile, *call.spans())
+    if answer == "none":
+        whole = _unreached(call)
+    else:
+        offset = len(call.tile[1]) if answer == "all" else _offset(call)
+        if torch.compiler.is_compiling() or offset is None or not _may_look(call.q) or not _harmless(call):
+            return generic(call)
+        whole = _shifted(call, offset)
+    return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+
+
+def _offset(call: Call) -> int | None:
+    """The number n such that row i sees the keys up to i + n; None where visibility is no such thing."""
+    causal = isinstance(call.mask, Window) and (call.mask.left, call.mask.right) == (None, 0)
+    return call.q_start - call.k_start if causal and _is_int(call.q_start) and _is_int(call.k_start) else None
+
+
+def _is_int(x: Any) -> bool:
+    return isinstance(x, int)
+
+
+def _may_look(x: Array) -> bool:
+    """Whether the values are there to be looked at: no tracing, no transform, no graph being captured."""
+    return (
+        type(x) in (torch.Tensor, torch.nn.Parameter)
+        and (x.device.type == "cpu" or (x.device.type == "cuda" and _cuda_can(x)))
+        and not torch.jit.is_tracing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and _python_dispatch._get_current_dispatch_mode() is None
+        and forward_ad._current_level < 0
+    )
+
+
+def _cuda_can(x: Array) -> bool:
+    """CUDA's kernel takes float32 in widths it can load at once; its derivative is not used."""
+    fits = x.dtype == torch.float32 and x.shape[-1] % 8 == 0 and not torch.is_grad_enabled()
+    return fits and not torch.cuda.is_current_stream_capturing()
+
+
+def _harmless(call: Call) -> bool:
+    """Whether the kernel knows all the options, and q, k, v are finite and too small to overflow on the way.
+
+    Which of the two ways is taken changes no result beyond the bound.
+    """
+    if call.bias is not None or call.softcap is not None or not isinstance(call.scale, float) or not call.scale:
+        return False
+    q, k, v = (_largest(x) for x in (call.q, call.k, call.v))
+    largest = torch.finfo(call.compute).max / 2
+    logits = q * k * max(abs(call.scale), 1.0) * call.q.shape[-1]
+    return logits <= largest and v * call.scores_shape[-1] <= largest  # False for NaN
+
+
+def _largest(x: Array) -> float:
+    """The largest absolute value; NaN if there is any NaN."""
+    low, high = torch.aminmax(x.detach())
+    return max(abs(float(low)), abs(float(high)))
+
+
+def _shifted(call: Call, offset: int) -> Partial:
+    """Row i over the keys up to i + offset: those that all rows see, merged with a triangle from the first row on."""
+    rows, keys = call.tile
+    if offset >= len(keys) - 1:
+        return _fused(call, causal=False)
+    if offset < 0:  # the first rows see nothing
+        empty = identity(cut(call, rows[:-offset], keys, masked=False))
+        seeing = _fused(cut(call, rows[-offset:], keys, masked=False), causal=True)
+        return Partial(torch.cat((empty.output, seeing.output), -2), torch.cat((empty.lse, seeing.lse), -1))
+    if offset == 0:
+        return _fused(call, causal=True)
+    before = _fused(cut(call, rows, keys[:offset], masked=False), causal=False)
+    return merge_two(call.library, before, _fused(cut(call, rows, keys[offset:], masked=False), causal=True))
+
+
+def _fused(call: Call, *, causal: bool) -> Partial:
+    """All keys, or the triangle from the top left, by one kernel; key/value heads are never copied (G2)."""
+    batch, (heads, rows, _) = call.scores_shape[:-3], call.scores_shape[-3:]
+    width, scale = max(call.q.shape[-1], call.v.shape[-1]), call.scale
+    q, k, v = (_widened(x.expand(*batch, *x.shape[-3:]), width) for x in (call.q, call.k, call.v))
+    if scale < 0.0:
+        q, scale = -q, -scale
+    if causal and call.group > 1:  # a key/value head and its queries as an entry of the batch
+        q = q.reshape(-1, call.group, *q.shape[-2:])
+        k, v = (x.reshape(-1, 1, *x.shape[-2:]).expand(-1, call.group, -1, -1) for x in (k, v))
+    else:
+        q = stack_groups(torch, q, call.group)
+        q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    output, lse = fused(q, k, v, scale, causal)
+    return Partial(
+        output.reshape(*batch, heads, rows, width)[..., : call.v.shape[-1]], lse.reshape(*batch, heads, rows)
+    )
+
+
+def _unreached(call: Call) -> Partial:
+    """Nothing is visible, so all results are constant; they stay in autograd's graph, with derivatives 0 (P2)."""
+    inputs = call.q.sum() + call.k.sum() + call.v.sum()
+    never = torch.zeros((), dtype=torch.bool, device=call.device)
+    return Partial(*(torch.where(never, inputs, x) for x in identity(call)))
+
+
+def _widened(x: Array, width: int) -> Array:
+    """x with zeros behind, for kernels that want one width for all, and with its last axis together in memory."""
+    if x.shape[-1] < width:
+        return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def fused(q: Array, k: Array, v: Array, scale: float, causal: bool) -> tuple[Array, Array]:
+    """PyTorch's own kernel on (B, H, L, d): output (B, H, Lq, d) and log-sum-exp (B, H, Lq); scale > 0."""
+    if q.device.type == "cuda":
+        made = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+        return made[0], made[1][..., : q.shape[-2]]
+    output, lse = _Fused.apply(q, k, v, scale, causal)
+    return output, lse
+
+
+class _Fused(torch.autograd.Function):  # type: ignore[misc]
+    """The kernel for the CPU, whose own derivative leaves out the log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Array, k: Array, v: Array, scale: float, causal: bool) -> tuple[Array, Array]:
+        output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        ctx.save_for_backward(q, k, v, output, lse)
+        ctx.scale, ctx.causal = scale, causal
+        ctx.set_materialize_grads(False)
+        return output, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, grad_output: Array | None, grad_lse: Array | None) -> tuple[Array | None, ...]:
+        q, k, v, output, lse = ctx.saved_tensors
+        backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+        grads: list[Array | None] = [None, None, None]
+        if grad_output is not None:
+            grads = list(backward(grad_output, q, k, v, output, lse, 0.0, ctx.causal, scale=ctx.scale))
+        if grad_lse is not None:
+            # d lse / d q = scale * weights @ k, and d lse / d k = scale * weights^T @ q: both are the kernel's again.
+            weigh = ctx.scale * grad_lse[..., None]
+            mean = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, 0.0, ctx.causal, scale=ctx.scale)[0]
+            to_k = backward(weigh * q, q, k, k, mean, lse, 0.0, ctx.causal, scale=ctx.scale)[2]
+            for index, grad in enumerate((weigh * mean, to_k)):
+                before = grads[index]
+                grads[index] = grad if before is None else before + grad
+        return (*grads, None, None)
