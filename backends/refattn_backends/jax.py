@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from refattn.arguments import Call
 from refattn.arrays import Array
 from refattn.backend import Plugin
 from refattn.errors import BackendError
+from refattn.partials import Partial
 from refattn_backends.numpy import host_dtype
 
 
@@ -15,7 +17,7 @@ class JaxBackend(Plugin):
     name = "jax"
     library = "jax"
     distributions = ("jax",)
-    features = frozenset({"traces", "autodiff"})
+    features = frozenset({"traces", "autodiff", "tiled"})
 
     def _devices(self, jax: Any) -> Mapping[str, Any]:
         return {f"{device.platform}:{device.id}": device for device in jax.devices()}
@@ -30,6 +32,12 @@ class JaxBackend(Plugin):
 
     def _host(self, jax: Any, x: Array) -> Array:
         return jax.device_get(x)
+
+    def tiled(self, call: Call) -> Partial:
+        """Loops over tiles that trace, see `jax_tiles`."""
+        from refattn_backends.jax_tiles import tiled
+
+        return tiled(call)
 
 
 BACKEND = JaxBackend()
