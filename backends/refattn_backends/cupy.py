@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from refattn.arguments import Call
 from refattn.arrays import Array
 from refattn.backend import Plugin, widened
+from refattn.partials import Partial
 
 
 class CupyBackend(Plugin):
@@ -13,7 +15,7 @@ class CupyBackend(Plugin):
     name = "cupy"
     library = "cupy"
     distributions = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-    features = frozenset({"mutable"})
+    features = frozenset({"mutable", "tiled"})
     float_dtypes = ("float16", "float32", "float64")
 
     def _devices(self, cupy: Any) -> Mapping[str, Any]:
@@ -29,6 +31,12 @@ class CupyBackend(Plugin):
 
     def _host(self, cupy: Any, x: Array) -> Array:
         return cupy.asnumpy(x)
+
+    def tiled(self, call: Call) -> Partial:
+        """Batched products and fused elementwise kernels, or PyTorch's fused kernel, see `cupy_tiles`."""
+        from refattn_backends.cupy_tiles import tiled, torch_on_device
+
+        return tiled(call, torch=torch_on_device())
 
 
 BACKEND = CupyBackend()

@@ -1,8 +1,8 @@
-"""Tiled attention on JAX: the dense pipeline on one tile at a time, inside `lax.map` over rows and `lax.scan` over keys.
+"""Tiled attention on JAX: the dense pipeline, a tile at a time, inside `lax.map` over rows and `lax.scan` over keys.
 
 The place of a tile is traced, so one compiled body serves all tiles, and memory is linear in the lengths, derivatives
 included: they recompute a tile instead of storing it. What the mask answers for each tile is a constant table: a tile
-that it shows no pair of is skipped. The rest of rows or keys that fills no tile is one of its own, so nothing is padded.
+that shows no pair is skipped. The rest of rows or keys that fills no tile is one of its own, so nothing is padded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def tiled(call: Call, rows: int = ROWS, keys: int = KEYS) -> Partial:
 
 def _answers(call: Call, rows: int, keys: int) -> Any:
     """What the mask says of each tile, as indices of ANSWERS: (tiles of rows, tiles of keys), known before values."""
-    grid = [[part for part in spans(whole, step)] for whole, step in zip(call.tile, (rows, keys))]
+    grid = [list(spans(whole, step)) for whole, step in zip(call.tile, (rows, keys))]
     if call.mask is None:
         return np.full((len(grid[0]), len(grid[1])), ANSWERS.index("all"), np.int32)
     starts = call.spans()
@@ -65,7 +65,7 @@ def _row_tile(call: Call, start: Any, height: int, answers: Any, width: int) -> 
 
     whole = identity(cut(call, range(height), range(0), masked=False))
     if count:
-        body = jax.checkpoint(lambda before, x: (step(before, *x, width), None))
+        body = jax.checkpoint(lambda before, x: (step(before, x[0], x[1], width), None))
         whole, _ = lax.scan(body, whole, (width * jnp.arange(count), jnp.asarray(answers[:count])))
     return step(whole, jnp.asarray(count * width), jnp.asarray(answers[-1]), rest) if rest else whole
 

@@ -1,14 +1,13 @@
 """Tiled attention on PyTorch: its fused kernels where they satisfy the clauses asked for, the generic tiles elsewhere.
 
 What `refattn check torch` finds decides. The kernels let hidden non-finite keys leak (M19, M20), take scales below 0
-for broken (S2), lose overflowed rows (P7), read no stride along the width, and know no softcap, sinks or offset
-positions. So they get finite, contiguous data that cannot overflow, and nothing but "all keys" and "keys up to the row"; sinks and
-offsets are put around them by merging partials. Data that may not be looked at takes the generic tiles.
+for broken (S2), lose overflowed rows (P7), misread strides along the width, and know no softcap, sinks or offsets. So
+they get finite data that cannot overflow, and nothing but "all keys" and "keys up to the row"; sinks and offsets are
+put around them by merging partials. Data that may not be looked at takes the generic tiles.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.utils import _python_dispatch
 
 from refattn.arguments import Call
 from refattn.arrays import Array
-from refattn.heads import stack_groups, unstack_groups
+from refattn.heads import stack_groups
 from refattn.masks import Window
 from refattn.partials import Partial, merge_two, with_sinks
 from refattn_backends.tiles import cut, identity
@@ -28,17 +27,23 @@ _aten = torch.ops.aten
 
 def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
-    if 0 in call.scores_shape or not call.q.shape[-1] or not call.v.shape[-1]:
+    whole = by_kernel(call)
+    if whole is None:
         return generic(call)
+    return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+
+
+def by_kernel(call: Call) -> Partial | None:
+    """The call by fused kernels, without sinks; None where they do not satisfy what is asked."""
+    if 0 in call.scores_shape or not call.q.shape[-1] or not call.v.shape[-1]:
+        return None
     answer = "all" if call.mask is None else call.mask.answer(*call.tile, *call.spans())
     if answer == "none":
-        whole = _unreached(call)
-    else:
-        offset = len(call.tile[1]) if answer == "all" else _offset(call)
-        if torch.compiler.is_compiling() or offset is None or not _may_look(call.q) or not _harmless(call):
-            return generic(call)
-        whole = _shifted(call, offset)
-    return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+        return _unreached(call)
+    offset = len(call.tile[1]) if answer == "all" else _offset(call)
+    if torch.compiler.is_compiling() or offset is None or not _may_look(call.q) or not _harmless(call):
+        return None
+    return _shifted(call, offset)
 
 
 def _offset(call: Call) -> int | None:
@@ -66,7 +71,7 @@ def _may_look(x: Array) -> bool:
 def _cuda_can(x: Array) -> bool:
     """CUDA's kernel takes float32 in widths it can load at once; its derivative is not used."""
     fits = x.dtype == torch.float32 and x.shape[-1] % 8 == 0 and not torch.is_grad_enabled()
-    return fits and not torch.cuda.is_current_stream_capturing()
+    return bool(fits) and not torch.cuda.is_current_stream_capturing()
 
 
 def _harmless(call: Call) -> bool:
@@ -77,7 +82,7 @@ def _harmless(call: Call) -> bool:
     if call.bias is not None or call.softcap is not None or not isinstance(call.scale, float) or not call.scale:
         return False
     q, k, v = (_largest(x) for x in (call.q, call.k, call.v))
-    largest = torch.finfo(call.compute).max / 2
+    largest = float(torch.finfo(call.compute).max) / 2
     logits = q * k * max(abs(call.scale), 1.0) * call.q.shape[-1]
     return logits <= largest and v * call.scores_shape[-1] <= largest  # False for NaN
 
@@ -157,7 +162,7 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]
         return output, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: Array | None, grad_lse: Array | None) -> tuple[Array | None, ...]:
         q, k, v, output, lse = ctx.saved_tensors
         backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward

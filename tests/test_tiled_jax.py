@@ -1,0 +1,111 @@
+"""The tiled path on JAX: loops over tiles that trace, with every option, and derivatives that store no tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn
+from libraries import Library
+from refattn import biases, masks
+
+pytestmark = pytest.mark.library("jax")
+
+generator = np.random.default_rng(4)
+SHAPES = ((2, 4, 7, 6), (2, 2, 9, 6), (2, 2, 9, 5))
+HEADS, Q_LEN, K_LEN = 4, 7, 9
+
+
+def options_of(library: Library, name: str) -> dict[str, Any]:
+    """One of a few calls that between them use every kind of option."""
+
+    def floats(*shape: int) -> Any:
+        return library.array(generator.standard_normal(shape))
+
+    if name == "positions":
+        start, count = library.array(np.asarray([1, 3])), library.array(np.asarray([3, 8]))
+        return {"causal": True, "q_start": start, "k_start": -1, "mask": masks.lengths(count) | masks.chunks(3)}
+    if name == "arrays":
+        keep = masks.padding(library.array(generator.random((2, K_LEN)) > 0.3))
+        documents = masks.documents(library.array(np.arange(Q_LEN) // 4), np.arange(K_LEN)[None] // 5)
+        return {"mask": keep & documents, "bias": floats(HEADS, 1, K_LEN)}
+    if name == "scores":
+        bias = biases.alibi(HEADS) + biases.relative(floats(HEADS, 5)) + floats(Q_LEN, K_LEN)
+        return {"bias": bias, "scale": -0.5, "softcap": 3.0, "sinks": floats(HEADS), "q_start": 2}
+    shown = masks.dense(library.array(generator.random((HEADS, Q_LEN, K_LEN)) > 0.5))
+    return {"mask": shown | masks.blocks(generator.random((3, 3)) > 0.5, 3)}
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of three rows and four keys, so that short calls have whole and ragged ones."""
+    from refattn import registry
+    from refattn_backends.jax_tiles import tiled
+
+    monkeypatch.setitem(registry._TILED, "jax", lambda call: tiled(call, rows=3, keys=4))
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("name", ["positions", "arrays", "dense"])
+def test_results_are_the_dense_ones(library: Library, name: str) -> None:
+    """Output and log-sum-exp under jit agree with the specification's."""
+    import jax
+
+    inputs = [library.array(generator.standard_normal(shape)) for shape in SHAPES]
+    options = options_of(library, name)
+    expected = refattn.attention_with_lse(*inputs, **options)
+    tiled = jax.jit(lambda *x: refattn.attention_with_lse(*x, path="tiled", **options))(*inputs)
+    for dense, actual in zip(expected, tiled, strict=True):
+        np.testing.assert_allclose(actual, dense, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_derivatives_are_the_dense_ones(library: Library) -> None:
+    """Derivatives of output and log-sum-exp by q, k and v agree with the specification's."""
+    import jax
+
+    inputs = [library.array(generator.standard_normal(shape)) for shape in SHAPES]
+    options, weigh = options_of(library, "scores"), generator.standard_normal((2, HEADS, Q_LEN, 5))
+
+    def weighed(path: str, *x: Any) -> Any:
+        output, lse = refattn.attention_with_lse(*x, path=path, **options)
+        return (output * weigh).sum() + (lse**2).sum()
+
+    gradients = jax.jit(jax.grad(weighed, (1, 2, 3)), static_argnums=0)
+    for expected, actual in zip(gradients("dense", *inputs), gradients("tiled", *inputs), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_hidden_poison_under_vmap(library: Library) -> None:
+    """Mapped over entries and eagerly, hidden keys influence nothing and visible ones do, as on the dense path."""
+    import jax
+
+    q, k, v = (generator.standard_normal(shape) for shape in SHAPES)
+    k[:, :, -1], v[:, :, 2] = np.nan, np.inf
+
+    def call(*x: Any, path: str = "tiled") -> Any:
+        return refattn.attention_with_lse(*x, causal=True, q_start=0, path=path)
+
+    mapped = jax.vmap(call)(*(library.array(x) for x in (q, k, v)))
+    for expected, actual in zip(call(q, k, v, path="dense"), mapped, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("derivative", [False, True])
+def test_memory_is_linear(library: Library, derivative: bool) -> None:
+    """Compiled for twice the length, output and gradients need about twice the scratch memory, not four times."""
+    import jax
+
+    def scratch(length: int) -> int:
+        def call(x: Any) -> Any:
+            return refattn.attention(x, x, x, causal=True, path="tiled").sum()
+
+        function = jax.grad(call) if derivative else call
+        shape = jax.ShapeDtypeStruct((1, length, 8), "float32")
+        return int(jax.jit(function).lower(shape).compile().memory_analysis().temp_size_in_bytes)
+
+    assert scratch(16384) < 3 * scratch(8192)
+    assert scratch(16384) < 16384 * 16384 // 4

@@ -1,0 +1,150 @@
+"""The tiled path on PyTorch: when its fused kernels run, that derivatives flow through them, and that it compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn
+from libraries import Library
+from refattn import masks
+
+pytestmark = pytest.mark.library("torch")
+
+CALLS: dict[str, dict[str, Any]] = {
+    "all keys": {},
+    "triangle": {"causal": True, "q_start": 0},
+    "triangle further right": {"causal": True, "q_start": 4},
+    "first rows empty": {"causal": True, "q_start": -3},
+    "all rows empty": {"causal": True, "q_start": -100},
+    "decode": {"causal": True, "q_start": 100, "k_start": 20},
+    "negative scale": {"causal": True, "q_start": 1, "scale": -0.7},
+    "scale 0": {"causal": True, "q_start": 1, "scale": 0.0},
+    "other mask": {"mask": masks.window(2, 1), "q_start": 2},
+    "soft cap": {"softcap": 2.0},
+}
+SHAPES = {
+    "grouped": ((2, 4, 9, 16), (2, 2, 11, 16), (2, 2, 11, 16)),
+    "narrow values": ((6, 5, 8), (3, 13, 8), (3, 13, 4)),
+    "wide values, batch broadcast": ((2, 1, 4, 9, 3), (1, 3, 1, 11, 3), (2, 1, 1, 11, 5)),
+}
+
+
+def drawn(library: Library, *shapes: tuple[int, ...], dtype: str = "float64") -> list[Any]:
+    """Normal tensors."""
+    generator = np.random.default_rng(5)
+    return [library.array(generator.standard_normal(shape), dtype) for shape in shapes]
+
+
+@pytest.fixture
+def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What the fused kernel was asked for since the test began: whether causal."""
+    from refattn_backends import torch_tiles
+
+    calls: list[bool] = []
+    kernel = torch_tiles.fused
+
+    def counting(q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
+        calls.append(causal)
+        return kernel(q, k, v, scale, causal)
+
+    monkeypatch.setattr(torch_tiles, "fused", counting)
+    return calls
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_results_and_derivatives_are_the_dense_ones(library: Library, name: str, shapes: str) -> None:
+    """Output, log-sum-exp, and the derivatives of both by q, k, v and sinks, agree with the specification's."""
+    import torch
+
+    inputs = drawn(library, *SHAPES[shapes], (SHAPES[shapes][0][-3],))
+    results = []
+    for path in ("dense", "tiled"):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        output, lse = refattn.attention_with_lse(*leaves[:3], sinks=leaves[3], path=path, **CALLS[name])
+        weighed = (output * torch.cos(torch.arange(output.numel()).reshape(output.shape))).sum() + (lse**2).sum()
+        results.append((output, lse, *torch.autograd.grad(weighed, leaves)))
+    for dense, tiled in zip(*results, strict=True):
+        torch.testing.assert_close(tiled, dense, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("all keys", [False]),
+        ("triangle", [True]),
+        ("triangle further right", [False, True]),
+        ("first rows empty", [True]),
+        ("decode", [False]),
+        ("scale 0", []),
+        ("other mask", []),
+        ("soft cap", []),
+    ],
+)
+def test_the_fused_kernel_runs_where_it_satisfies_the_clauses(
+    library: Library, fused_calls: list[bool], name: str, kernels: list[bool]
+) -> None:
+    """All keys and triangles go to the fused kernel, in at most two pieces; options that it lacks do not."""
+    refattn.attention(*drawn(library, *SHAPES["grouped"]), path="tiled", **CALLS[name])
+    assert fused_calls == kernels
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 1e308])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_data_that_the_kernel_breaks_on_takes_the_tiles(
+    library: Library, fused_calls: list[bool], poison: float, which: int
+) -> None:
+    """Non-finite or overflowing data, hidden or visible, never reaches the kernel; the result is the dense one."""
+    inputs = drawn(library, *SHAPES["grouped"])
+    inputs[which][..., -2, :] = poison
+    dense = refattn.attention_with_lse(*inputs, causal=True, q_start=0)
+    tiled = refattn.attention_with_lse(*inputs, causal=True, q_start=0, path="tiled")
+    assert not fused_calls
+    for expected, actual in zip(dense, tiled, strict=True):
+        np.testing.assert_allclose(library.host(actual), library.host(expected), rtol=1e-10, atol=1e-10)
+
+
+def test_strided_widths(library: Library) -> None:
+    """Tensors whose last axis is not together in memory, which the kernel misreads, give the same as copies."""
+    inputs = [x[..., ::2] for x in drawn(library, *SHAPES["grouped"])]
+    expected = refattn.attention(*(x.contiguous() for x in inputs), path="tiled")
+    np.testing.assert_array_equal(library.host(refattn.attention(*inputs, path="tiled")), library.host(expected))
+
+
+@pytest.mark.parametrize("name", ["triangle", "first rows empty", "all rows empty", "other mask", "soft cap"])
+def test_compiles_in_one_graph(library: Library, name: str) -> None:
+    """torch.compile takes the tiled path in one graph, whoever calls it first, and hidden poison stays harmless."""
+    import torch
+
+    from refattn import registry
+
+    q, k, v = drawn(library, *SHAPES["grouped"])
+    k[..., -1, :], v[..., -1, :] = float("nan"), float("inf")
+    options = {"sinks": drawn(library, (4,))[0], **CALLS[name]}
+    expected = refattn.attention_with_lse(q, k, v, **options)
+    registry._TILED.clear()
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda *x: refattn.attention_with_lse(*x, path="tiled", **options), fullgraph=True, backend="eager"
+    )
+    for dense, tiled in zip(expected, compiled(q, k, v), strict=True):
+        torch.testing.assert_close(tiled, dense, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+# Forward derivatives load a part of torch that torch itself has deprecated.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_transforms(library: Library) -> None:
+    """vmap, grad and forward derivatives work on the tiled path as on the dense one."""
+    import torch
+
+    inputs = drawn(library, *SHAPES["grouped"])
+
+    def both(transform: Any) -> list[Any]:
+        return [transform(lambda *x, path=path: refattn.attention(*x, path=path)) for path in ("dense", "tiled")]
+
+    torch.testing.assert_close(*both(lambda f: torch.func.vmap(f)(*inputs)))
+    torch.testing.assert_close(*both(lambda f: torch.func.grad(lambda *x: f(*x).sum())(*inputs)))
+    torch.testing.assert_close(*both(lambda f: torch.func.jvp(f, tuple(inputs), tuple(inputs))[1]))
