@@ -2,12 +2,13 @@
 
 What `refattn check torch` finds decides. The kernels let hidden non-finite keys leak (M19, M20), take scales below 0
 for broken (S2), lose overflowed rows (P7), misread strides along the width, and know no softcap, sinks or offsets. So
-they get finite data that cannot overflow, and nothing but "all keys" and "keys up to the row"; sinks and offsets are
-put around them by merging partials. Data that may not be looked at takes the generic tiles.
+they get finite data that cannot overflow, all keys, keys up to the row, or a mask that leaves no row empty; sinks and
+offsets are put around them by merging partials. Data that may not be looked at takes the generic tiles.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from refattn.arrays import Array
 from refattn.heads import stack_groups
 from refattn.masks import Window
 from refattn.partials import Partial, merge_two, with_sinks
-from refattn_backends.tiles import cut, identity
+from refattn_backends.tiles import KEYS, ROWS, cut, identity, spans
 from refattn_backends.tiles import tiled as generic
 
 _aten = torch.ops.aten
@@ -40,10 +41,12 @@ def by_kernel(call: Call) -> Partial | None:
     answer = "all" if call.mask is None else call.mask.answer(*call.tile, *call.spans())
     if answer == "none":
         return _unreached(call)
-    offset = len(call.tile[1]) if answer == "all" else _offset(call)
-    if torch.compiler.is_compiling() or offset is None or not _may_look(call.q) or not _harmless(call):
+    if torch.compiler.is_compiling() or not _may_look(call.q) or not _harmless(call):
         return None
-    return _shifted(call, offset)
+    offset = len(call.tile[1]) if answer == "all" else _offset(call)
+    if offset is not None:
+        return _shifted(call, offset)
+    return _masked(call) if _one_mask(call) and call.q.device.type == "cpu" else None
 
 
 def _offset(call: Call) -> int | None:
@@ -108,8 +111,38 @@ def _shifted(call: Call, offset: int) -> Partial:
     return merge_two(call.library, before, _fused(cut(call, rows, keys[offset:], masked=False), causal=True))
 
 
-def _fused(call: Call, *, causal: bool) -> Partial:
-    """All keys, or the triangle from the top left, by one kernel; key/value heads are never copied (G2)."""
+def _one_mask(call: Call) -> bool:
+    """Whether all entries and heads see the same pairs."""
+    leads = [] if call.mask is None else [lead for part in call.mask.parts() for lead in part.leads()]
+    return _is_int(call.q_start) and _is_int(call.k_start) and all(size == 1 for lead in leads for size in lead)
+
+
+def _masked(call: Call) -> Partial:
+    """Tiles of rows, each over the keys from the first to the last that the mask may show; it enters as a summand."""
+    assert call.mask is not None
+    parts, starts = [], call.spans()
+    for rows in spans(call.tile[0], max(1, ROWS // call.group)):
+        answers = [(keys, call.mask.answer(rows, keys, *starts)) for keys in spans(call.tile[1], KEYS)]
+        shown = [keys for keys, answer in answers if answer != "none"]
+        if not shown:
+            parts.append(identity(cut(call, rows, range(0), masked=False)))
+            continue
+        part = cut(call, rows, range(shown[0].start, shown[-1].stop), masked=True)
+        visible = call.mask.evaluate(part.frame())
+        visible = torch.broadcast_to(visible.reshape(visible.shape[-2:]), part.scores_shape[-2:])
+        some = visible.any(dim=-1, keepdim=True)
+        # A row that sees nothing gets a row that the kernel can compute, and then its own result.
+        summand = torch.zeros(visible.shape, dtype=call.compute).masked_fill(visible.logical_not() & some, -math.inf)
+        output, lse = _fused(part, causal=False, summand=summand)
+        parts.append(Partial(torch.where(some, output, 0.0), torch.where(some[:, 0], lse, -math.inf)))
+    return Partial(*(torch.cat(x, dim=axis) for x, axis in zip(zip(*parts), (-2, -1))))
+
+
+def _fused(call: Call, *, causal: bool, summand: Array | None = None) -> Partial:
+    """All keys, or the triangle from the top left, by one kernel; key/value heads are never copied (G2).
+
+    summand (Lq, Lk) is added to the logits.
+    """
     batch, (heads, rows, _) = call.scores_shape[:-3], call.scores_shape[-3:]
     width, scale = max(call.q.shape[-1], call.v.shape[-1]), call.scale
     q, k, v = (_widened(x.expand(*batch, *x.shape[-3:]), width) for x in (call.q, call.k, call.v))
@@ -121,7 +154,8 @@ def _fused(call: Call, *, causal: bool) -> Partial:
     else:
         q = stack_groups(torch, q, call.group)
         q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-    output, lse = fused(q, k, v, scale, causal)
+    summand = None if summand is None else summand.repeat(call.group, 1)[None, None]
+    output, lse = fused(q, k, v, scale, causal, summand)
     return Partial(
         output.reshape(*batch, heads, rows, width)[..., : call.v.shape[-1]], lse.reshape(*batch, heads, rows)
     )
@@ -141,12 +175,15 @@ def _widened(x: Array, width: int) -> Array:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def fused(q: Array, k: Array, v: Array, scale: float, causal: bool) -> tuple[Array, Array]:
-    """PyTorch's own kernel on (B, H, L, d): output (B, H, Lq, d) and log-sum-exp (B, H, Lq); scale > 0."""
+def fused(q: Array, k: Array, v: Array, scale: float, causal: bool, summand: Array | None) -> tuple[Array, Array]:
+    """PyTorch's own kernel on (B, H, L, d): output (B, H, Lq, d) and log-sum-exp (B, H, Lq); scale > 0.
+
+    summand (1, 1, Lq, Lk) is for the CPU alone.
+    """
     if q.device.type == "cuda":
         made = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
         return made[0], made[1][..., : q.shape[-2]]
-    output, lse = _Fused.apply(q, k, v, scale, causal)
+    output, lse = _Fused.apply(q, k, v, scale, causal, summand)
     return output, lse
 
 
@@ -154,10 +191,13 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]
     """The kernel for the CPU, whose own derivative leaves out the log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, q: Array, k: Array, v: Array, scale: float, causal: bool) -> tuple[Array, Array]:
-        output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    def forward(
+        ctx: Any, q: Array, k: Array, v: Array, scale: float, causal: bool, summand: Array | None
+    ) -> tuple[Array, Array]:
+        options = {"scale": scale, "attn_mask": summand}
+        output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, **options)
         ctx.save_for_backward(q, k, v, output, lse)
-        ctx.scale, ctx.causal = scale, causal
+        ctx.causal, ctx.options = causal, options
         ctx.set_materialize_grads(False)
         return output, lse
 
@@ -168,13 +208,13 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]
         backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
         grads: list[Array | None] = [None, None, None]
         if grad_output is not None:
-            grads = list(backward(grad_output, q, k, v, output, lse, 0.0, ctx.causal, scale=ctx.scale))
+            grads = list(backward(grad_output, q, k, v, output, lse, 0.0, ctx.causal, **ctx.options))
         if grad_lse is not None:
             # d lse / d q = scale * weights @ k, and d lse / d k = scale * weights^T @ q: both are the kernel's again.
-            weigh = ctx.scale * grad_lse[..., None]
-            mean = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, 0.0, ctx.causal, scale=ctx.scale)[0]
-            to_k = backward(weigh * q, q, k, k, mean, lse, 0.0, ctx.causal, scale=ctx.scale)[2]
+            weigh = ctx.options["scale"] * grad_lse[..., None]
+            mean = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, 0.0, ctx.causal, **ctx.options)[0]
+            to_k = backward(weigh * q, q, k, k, mean, lse, 0.0, ctx.causal, **ctx.options)[2]
             for index, grad in enumerate((weigh * mean, to_k)):
                 before = grads[index]
                 grads[index] = grad if before is None else before + grad
-        return (*grads, None, None)
+        return (*grads, None, None, None)
