@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from refattn.arguments import Call
 from refattn.arrays import Array
 from refattn.backend import Plugin, has_module
+from refattn.partials import Partial
 from refattn_backends.numpy import host_dtype
 
 
@@ -13,7 +15,7 @@ class DaskBackend(Plugin):
     name = "dask"
     library = "dask.array"
     distributions = ("dask",)
-    features = frozenset({"lazy"})
+    features = frozenset({"lazy", "tiled"})
     bfloat16_needs = "ml_dtypes"
 
     def installed(self) -> bool:
@@ -25,6 +27,12 @@ class DaskBackend(Plugin):
 
     def _host(self, _da: Any, x: Array) -> Array:
         return x.compute()
+
+    def tiled(self, call: Call) -> Partial:
+        """A task per pair of chunks, see `dask_tiles`."""
+        from refattn_backends.dask_tiles import tiled
+
+        return tiled(call)
 
 
 BACKEND = DaskBackend()
