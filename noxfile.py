@@ -69,7 +69,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(requires=["wheel"])
 def numpy(session: nox.Session) -> None:
     """Test on NumPy, and measure the coverage of refattn/ (3 minutes)."""
-    install(session, "test", "coverage")
+    install(session, "test", "coverage", "bench")
     session.run("coverage", "erase")
     both_suites(session, "numpy", "coverage", "run", "--append", "-m", "pytest")
     session.run("coverage", "report")
@@ -155,3 +155,25 @@ def sweep(session: nox.Session) -> None:
     install(session, "test")
     for library in ("numpy", "strict"):
         pytest(session, "tests", "--library", library, "--hypothesis-profile", "sweep")
+
+
+@nox.session(requires=["wheel"], default=False)
+def bench(session: nox.Session) -> None:
+    """Time the fast paths beside their peers, on a quiet machine, into docs/bench (10 minutes)."""
+    install(session, "bench", extra="torch")
+    where = ("--json", "docs/bench/bench.json", "--svg", "docs/bench/bench.svg")
+    arguments = session.posargs or where
+    session.run("python", "-m", "refattn_backends.bench", *arguments, env={"PYTHONSAFEPATH": "1"})
+
+
+@nox.session(requires=["wheel"], default=False)
+def gpu(session: nox.Session) -> None:
+    """Check and time the CUDA paths of CuPy and PyTorch, where there is an NVIDIA device (5 minutes)."""
+    version = cuda_version()
+    if version is None:
+        session.skip("the CUDA paths need an NVIDIA device and its driver, and none answers here")
+    if version < 12:
+        session.skip(f"the CUDA paths need an NVIDIA driver for CUDA 12 or later; this one is for CUDA {version}")
+    package = f"cupy-cuda{min(version, 13)}x"
+    install(session, package, extra="torch")
+    session.run("python", "-m", "refattn_backends.gpu", env={"PYTHONSAFEPATH": "1"})

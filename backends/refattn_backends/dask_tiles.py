@@ -105,6 +105,8 @@ def _pair(
 ) -> Partial:
     """The partial of one pair of blocks; given holds its mask (None: all is visible) and its biases, if evaluated."""
     call = shared.call
+    mask: Mask | None
+    terms: list[Bias]
     if given is None:
         mask = _CutMask(call.mask, tile, at) if call.mask is not None and masked else None
         terms = [_CutBias(term, tile, at) for term in (() if call.bias is None else call.bias.terms())]

@@ -1,0 +1,63 @@
+"""What the machine itself allows: its matrix products, exponentials and memory bandwidth, and the floors they set."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+ROWS, KEYS, WIDTH = 256, 512, 64
+
+
+@cache
+def rates() -> dict[str, float]:
+    """Of all cores together: flops and exponentials a second in tiles of float32, and bytes read a second."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((ROWS, WIDTH), (WIDTH, KEYS)))
+    logits = rng.standard_normal((ROWS, KEYS), dtype=np.float32)
+    large = np.ones(2**24, np.float32)  # 64 MiB: beyond most caches
+    with ThreadpoolController().limit(limits=1, user_api="blas"):
+        product = _seconds(lambda out: np.matmul(a, b, out=out), (ROWS, KEYS), 200)
+        exponential = _seconds(lambda out: np.exp(logits, out=out), (ROWS, KEYS), 200)
+        read = _seconds(lambda out: np.dot(large, large, out=out), (), 5)
+    cores = os.cpu_count() or 1
+    return {
+        "gemm_flops": cores * 2.0 * ROWS * KEYS * WIDTH / product,
+        "exponentials": cores * ROWS * KEYS / exponential,
+        "bytes_read": cores * large.nbytes / read,
+    }
+
+
+def prefill_floor(heads: int, length: int, width: int, causal: bool) -> float:
+    """Seconds of two products and one exponential per visible pair, at the machine's rates."""
+    pairs = heads * length * (length + 1) / 2 if causal else heads * length**2
+    return pairs * (4 * width / rates()["gemm_flops"] + 1 / rates()["exponentials"])
+
+
+def decode_floor(size: int) -> float:
+    """Seconds to read keys and values once."""
+    return size / rates()["bytes_read"]
+
+
+def _seconds(work: Callable[[Any], Any], shape: tuple[int, ...], count: int) -> float:
+    """Seconds a call, with all cores at it at once; the best of five."""
+    threads = os.cpu_count() or 1
+
+    def run(_: int) -> None:
+        out = np.empty(shape, np.float32)
+        for _ in range(count):
+            work(out)
+
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(5):
+            start = time.perf_counter()
+            list(pool.map(run, range(threads)))
+            best = min(best, (time.perf_counter() - start) / count)
+    return best
