@@ -156,6 +156,19 @@ def test_the_same_bits_from_any_scheduler() -> None:
     assert np.array_equal(output.compute(scheduler="synchronous"), output.compute(scheduler="threads"))
 
 
+def test_blas_has_its_threads_back_after_many_calls_at_once() -> None:
+    """The tasks of a threaded run limit BLAS together, and the limit ends with the last of them."""
+    threadpoolctl = pytest.importorskip("threadpoolctl", reason="threadpoolctl is not installed")
+
+    def threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+
+    before = threads()
+    x = da.from_array(RNG.standard_normal((256, 8), dtype=np.float32), chunks=(16, 8))
+    refattn.attention(x, x, x, causal=True, path="tiled").compute(scheduler="threads", num_workers=4)
+    assert threads() == before
+
+
 def test_a_cluster_of_two_processes_computes_it() -> None:
     """Two worker processes, both of which take part, give what one process gives; masks and biases travel along."""
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")

@@ -15,11 +15,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from refattn.arguments import Call
 from refattn.arrays import Array, quiet
 from refattn.partials import Partial, with_sinks
+from refattn_backends.blas import one_thread
 from refattn_backends.tiles import cut, spans
 from refattn_backends.tiles import tiled as generic
 
@@ -56,7 +56,7 @@ def tiled(call: Call) -> Partial:
             with quiet(call.library):
                 whole.output[at], whole.lse[at] = _job(call, at, q[at], k[kv], v[kv], width, bool(small[kv]))
 
-        with _controller().limit(limits=1, user_api="blas"):
+        with one_thread():
             list(_pool().map(run, jobs))
         return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
 
@@ -138,11 +138,6 @@ def _take(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         buffer = _scratch.__dict__[key] = np.empty(size, dtype)
     taken: Array = buffer[:size].reshape(shape)
     return taken
-
-
-@cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
 
 
 @cache

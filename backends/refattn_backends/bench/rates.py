@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
+
+from refattn_backends.blas import one_thread
 
 ROWS, KEYS, WIDTH = 256, 512, 64
 
@@ -22,7 +23,7 @@ def rates() -> dict[str, float]:
     a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((ROWS, WIDTH), (WIDTH, KEYS)))
     logits = rng.standard_normal((ROWS, KEYS), dtype=np.float32)
     large = np.ones(2**24, np.float32)  # 64 MiB: beyond most caches
-    with ThreadpoolController().limit(limits=1, user_api="blas"):
+    with one_thread():
         product = _seconds(lambda out: np.matmul(a, b, out=out), (ROWS, KEYS), 200)
         exponential = _seconds(lambda out: np.exp(logits, out=out), (ROWS, KEYS), 200)
         read = _seconds(lambda out: np.dot(large, large, out=out), (), 5)
