@@ -113,16 +113,18 @@ def test_a_process_hands_over_its_rows_as_json() -> None:
 
 def test_a_failing_process_is_an_error_that_names_it() -> None:
     """The last line of what it wrote is in the message."""
-    with pytest.raises(RuntimeError, match="rows nothing failed: KeyError: 'nothing'"):
+    with pytest.raises(RuntimeError, match="rows nothing: KeyError: 'nothing'"):
         report.measure("tiny", ("rows", "nothing"))
 
 
 def test_the_file_has_versions_machine_rows_and_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows and curves of all processes are gathered, as valid JSON that names neither this host nor its folders."""
+    """What processes measure, or fail at, is gathered as valid JSON that names neither this host nor its folders."""
 
     def measured(size: str, words: tuple[str, ...]) -> Any:
         if words[0] == "about":
             return {"versions": {"numpy": "2"}, "rates": {"gemm_flops": 1e9}}
+        if words == ("rows", "memory"):
+            raise RuntimeError("rows memory: stopped")
         if words[0] == "rows":
             return [Row(**{**ROW, "work": words[1]}, ours=1.23456789).as_dict()]
         return {"memory" if words[0] == "memory" else "prefill": {words[-1]: float(words[1])}}
@@ -131,8 +133,9 @@ def test_the_file_has_versions_machine_rows_and_curves(monkeypatch: pytest.Monke
     *_, (_, result) = report.gathered("tiny")
     text = report.as_json(result)
     found = json.loads(text)
-    assert list(found) == ["sizes", "versions", "machine", "rates", "rows", "curves"]
-    assert [row["work"] for row in found["rows"]] == list(measures.MEASURES)
+    assert list(found) == ["failures", "sizes", "versions", "machine", "rates", "rows", "curves"]
+    assert found["failures"] == ["rows memory: stopped"]
+    assert [row["work"] for row in found["rows"]] == [name for name in measures.MEASURES if name != "memory"]
     assert found["rows"][0]["ours"] == 1.235
     assert found["curves"]["memory"] == {"tiled": {"16": 16.0, "32": 32.0}, "dense": {"16": 16.0, "32": 32.0}}
     assert set(found["machine"]) == {"system", "architecture", "processor", "cores"}

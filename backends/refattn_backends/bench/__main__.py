@@ -29,13 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--svg needs matplotlib, which is not installed")
     total = len(tasks(size))
     result: dict[str, Any] = {}
-    try:
-        for done, (words, so_far) in enumerate(gathered(size), start=1):
-            result = so_far
-            print(f"[{done}/{total}] {' '.join(words)}", file=sys.stderr, flush=True)
-    except RuntimeError as fault:
-        print(f"bench: {fault}", file=sys.stderr)
-        return 2
+    for done, (words, so_far) in enumerate(gathered(size), start=1):
+        result = so_far
+        print(f"[{done}/{total}] {' '.join(words)}", file=sys.stderr, flush=True)
     _print([COLUMNS, *(cells(row(entry)) for entry in result["rows"])])
     for where in filter(None, (chosen.json, chosen.svg)):
         where.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
         chosen.json.write_text(as_json(result), encoding="utf-8")
     if chosen.svg:
         draw(result["curves"], chosen.svg)
-    return 0
+    for failure in result["failures"]:
+        print(f"not measured: {failure}")
+    return 2 if result["failures"] else 0
 
 
 def _print(table: list[tuple[str, ...]]) -> None:

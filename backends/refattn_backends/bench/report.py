@@ -16,6 +16,7 @@ from refattn_backends.bench.measures import MEASURES
 from refattn_backends.bench.rows import Row
 from refattn_backends.bench.sizes import SIZES
 
+LIMIT = 600  # seconds of one process
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # they would choose other kernels than the machine's own
 
 
@@ -35,18 +36,23 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def measure(size: str, words: tuple[str, ...]) -> Any:
-    """What one process measures. Raises RuntimeError with its last words if it fails."""
+    """What one process measures. Raises RuntimeError if it fails or takes too long."""
     command = [sys.executable, "-m", "refattn_backends.bench.child", size, *words]
-    run = subprocess.run(command, capture_output=True, check=False, text=True, env=environment(os.environ))
+    settings: Any = {"capture_output": True, "text": True, "env": environment(os.environ), "timeout": LIMIT}
+    try:
+        run = subprocess.run(command, check=False, **settings)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{' '.join(words)}: stopped after {LIMIT} s") from None
     if run.returncode:
         last = run.stderr.strip().splitlines()[-1:] or [f"exit code {run.returncode}"]
-        raise RuntimeError(f"the measurement {' '.join(words)} failed: {last[0]}")
+        raise RuntimeError(f"{' '.join(words)}: {last[0]}")
     return json.loads(run.stdout.splitlines()[-1])
 
 
 def gathered(size: str) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """After each process, its arguments and all results so far, as `as_json` writes them."""
     result: dict[str, Any] = {
+        "failures": [],
         "sizes": size,
         "versions": {},
         "machine": machine(),
@@ -55,7 +61,12 @@ def gathered(size: str) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         "curves": {},
     }
     for words in tasks(size):
-        found = measure(size, words)
+        try:
+            found = measure(size, words)
+        except RuntimeError as fault:
+            result["failures"].append(str(fault))
+            yield words, result
+            continue
         if words[0] == "rows":
             result["rows"] += found
         elif words[0] == "about":
