@@ -17,20 +17,23 @@ from refattn.pipeline import run_stages
 ROWS, KEYS = 512, 512  # the largest tile; a tile of float32 scores of one head is then 1 MiB
 
 
-def tiled(call: Call) -> Partial:
-    """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq) of a call, in the compute dtype, sinks included."""
+def tiled(call: Call, rows: int | None = None, keys: int | None = None) -> Partial:
+    """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq) of a call, in the compute dtype, sinks included.
+
+    rows and keys are the largest tile, ROWS and KEYS by default.
+    """
     xp = call.library.xp
     with quiet(call.library):
-        parts = [row_tile(call, rows) for rows in spans(call.tile[0], ROWS)] or [identity(call)]
+        parts = [row_tile(call, part, keys) for part in spans(call.tile[0], rows or ROWS)] or [identity(call)]
         outputs, lses = zip(*parts, strict=True)
         whole = Partial(xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1)) if len(parts) > 1 else parts[0]
         return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
 
 
-def row_tile(call: Call, rows: range) -> Partial:
-    """One tile of rows over all its keys, without sinks."""
+def row_tile(call: Call, rows: range, width: int | None = None) -> Partial:
+    """One tile of rows over all its keys, `width` at a time, without sinks."""
     whole = None
-    for keys in spans(call.tile[1], KEYS):
+    for keys in spans(call.tile[1], width or KEYS):
         answer = "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())
         if answer == "none":
             continue
