@@ -20,9 +20,10 @@ from refattn.arrays import Array
 from refattn.heads import stack_groups
 from refattn.masks import Window
 from refattn.partials import Partial, merge_two, with_sinks
-from refattn_backends.tiles import KEYS, ROWS, cut, identity, spans
+from refattn_backends.tiles import cut, identity, spans
 from refattn_backends.tiles import tiled as generic
 
+EDGE = 128  # of masked tiles: short, so that little of a band's edge is computed in vain
 _aten = torch.ops.aten
 
 
@@ -121,8 +122,8 @@ def _masked(call: Call) -> Partial:
     """Tiles of rows, each over the keys from the first to the last that the mask may show; it enters as a summand."""
     assert call.mask is not None
     parts, starts = [], call.spans()
-    for rows in spans(call.tile[0], max(1, ROWS // call.group)):
-        answers = [(keys, call.mask.answer(rows, keys, *starts)) for keys in spans(call.tile[1], KEYS)]
+    for rows in spans(call.tile[0], max(1, EDGE // call.group)):
+        answers = [(keys, call.mask.answer(rows, keys, *starts)) for keys in spans(call.tile[1], EDGE)]
         shown = [keys for keys, answer in answers if answer != "none"]
         if not shown:
             parts.append(identity(cut(call, rows, range(0), masked=False)))
