@@ -44,8 +44,10 @@ def both_suites(session: nox.Session, library: str, *runner: str, dtypes: str | 
     """Run the tests of this project and the conformance suite that it ships, on one array library."""
     runner = runner or RUNNER
     pytest(session, "tests", "--library", library, runner=runner)
-    chosen = ["--refattn-target", f"refattn-{library}", *(("--refattn-dtypes", dtypes) if dtypes else ())]
-    pytest(session, "--pyargs", "refattn.conformance", *chosen, runner=runner)
+    chosen = ("--refattn-dtypes", dtypes) if dtypes else ()
+    for target in (f"refattn-{library}", f"refattn-{library}-tiled"):
+        if target != "refattn-jax-tiled":  # minutes of compilation; `sweep` runs it
+            pytest(session, "--pyargs", "refattn.conformance", "--refattn-target", target, *chosen, runner=runner)
 
 
 @nox.session(default=False, reuse_venv=True)
@@ -151,10 +153,11 @@ def cupy(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"], default=False)
 def sweep(session: nox.Session) -> None:
-    """Test on fresh random cases, ten times as many (60 minutes)."""
-    install(session, "test")
+    """Test on fresh random cases, ten times as many, and judge JAX's tiled path (60 minutes)."""
+    install(session, "test", extra="jax")
     for library in ("numpy", "strict"):
         pytest(session, "tests", "--library", library, "--hypothesis-profile", "sweep")
+    pytest(session, "--pyargs", "refattn.conformance", "--refattn-target", "refattn-jax-tiled")
 
 
 @nox.session(requires=["wheel"], default=False)
