@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from . import biases, cost, errors, masks
-from .cache import KVCache, attend
+from .cached import attend
 from .clauses import CHAPTERS, CLAUSES, Clause, clause
+from .contiguous import KVCache
 from .goldens import Golden, golden
 from .heads import kv_head_of, merge_heads, pool_kv_heads, split_heads
 from .layer import AttentionWeights, LayerResult, multi_head_attention
+from .paged import PagedKVCache
 from .partials import Partial, merge
 from .pipeline import Stages, attention, attention_stages, attention_with_lse
 from .registry import backends
+from .rolling import RollingKVCache
 from .rotary import Rotary, rope
 
 __version__ = "0.1.0"
@@ -23,7 +26,9 @@ __all__ = [
     "Golden",
     "KVCache",
     "LayerResult",
+    "PagedKVCache",
     "Partial",
+    "RollingKVCache",
     "Rotary",
     "Stages",
     "attend",

@@ -441,6 +441,24 @@ CLAUSES: tuple[Clause, ...] = (
         "attend(q, cache) takes q as the newest Lq positions: q_start = length - Lq, and causal by default.",
     ),
     Clause(
+        "K8",
+        "MUST",
+        "Paged cache",
+        "A cache of pages that block tables name gives what attention over the concatenated keys of each entry gives, "
+        "whatever the page size and wherever the pages lie; forks share the pages filled so far, and neither ever "
+        "writes into a page that the other names.",
+        "A kernel elsewhere reads only the first part of a long table.",
+    ),
+    Clause(
+        "K9",
+        "MUST",
+        "Rolling cache",
+        "A cache of window W gives the newest queries what window(W - 1, 0) over all keys ever appended gives, also "
+        "when several are appended at once; queries whose keys are gone are an error, or see nothing where lengths "
+        "differ or may not be looked at.",
+        "Rolling one step too early, or after a multi-token append keeping W keys instead of W - 1 + n, loses keys.",
+    ),
+    Clause(
         "T1",
         "MUST",
         "Online softmax",

@@ -17,7 +17,8 @@ from .arrays import (
     same_device,
     same_library,
 )
-from .cache import KVCache, cached_call
+from .cache import Cache
+from .cached import cached_call
 from .dtypes import compute_dtype, dtype_name, is_float
 from .errors import LayerError
 from .heads import check_heads, merge_heads, split_heads
@@ -44,7 +45,7 @@ class LayerResult(NamedTuple):
 
     output: Array  # (..., S, output width)
     weights: Array | None  # (..., H, S, Lk)
-    cache: KVCache | None
+    cache: Cache | None
 
 
 def multi_head_attention(
@@ -58,7 +59,7 @@ def multi_head_attention(
     mask: Any = None,
     rope: Rotary | None = None,
     positions: Any = None,
-    cache: KVCache | None = None,
+    cache: Cache | None = None,
     return_weights: bool = False,
     **options: Any,
 ) -> LayerResult:
@@ -134,7 +135,7 @@ def _check_attention(
     weights: AttentionWeights,
     heads: int,
     kv_heads: int,
-    cache: KVCache | None,
+    cache: Cache | None,
     options: dict[str, Any],
 ) -> tuple[Any, Any]:
     """Checks the call of attention that will follow, before anything is computed or appended (E3).
@@ -187,8 +188,9 @@ def _check_layer(
             raise LayerError(argument, f"the dtype of x, {dtype_name(x.dtype)}", describe(array))
     if context is not None and (context.ndim != x.ndim or cache is not None):
         raise LayerError("context", f"rank {x.ndim}, as x has, and no cache beside it", describe(context))
-    if cache is not None and not (isinstance(cache, KVCache) and x.ndim == 3):
-        raise LayerError("cache", "a KVCache, with x (batch, S, width)", f"{describe(cache)} with x {describe(x)}")
+    if cache is not None and not (isinstance(cache, Cache) and x.ndim == 3):
+        expected = "a cache, such as a KVCache, with x (batch, S, width)"
+        raise LayerError("cache", expected, f"{describe(cache)} with x {describe(x)}")
     if rope is not None and not isinstance(rope, Rotary):
         raise LayerError("rope", "a Rotary(style, base, width)", describe(rope))
     if not isinstance(return_weights, bool):

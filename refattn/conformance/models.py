@@ -53,12 +53,12 @@ class Decoder:
         ]
         self.head = draw.normal(WIDTH, WORDS, spread=WIDTH**-0.5)
 
-    def caches(self, api: Api, batch: int, capacity: int) -> list[Any]:
-        """One empty cache per block."""
-        from refattn import KVCache
+    def caches(self, api: Api, batch: int, *room: int, kind: str = "KVCache") -> list[Any]:
+        """One empty cache per block; room is its capacity, its pages and page size, or its window."""
+        import refattn
 
         like = api.array(np.zeros(1))
-        return [KVCache.allocate(like, batch, KV_HEADS, capacity, HEAD_WIDTH) for _ in self.blocks]
+        return [getattr(refattn, kind).allocate(like, batch, KV_HEADS, *room, HEAD_WIDTH) for _ in self.blocks]
 
     def logits(self, api: Api, tokens: Array, caches: list[Any] | None = None, drift: int = 0) -> Array:
         """Logits (batch, S, WORDS) on the host. With caches the tokens continue them, and the list is updated.
@@ -90,11 +90,16 @@ class Decoder:
             x = x + ((hidden + abs(hidden)) * 0.5) @ w_out
         return api.host(x @ api.array(self.head))
 
-    def exact(self, tokens: Array) -> Tracked:
-        """The same logits in one full pass without cache, exactly, with their error bounds."""
+    def exact(self, tokens: Array, window: int | None = None) -> Tracked:
+        """The same logits in one full pass without cache, exactly, with their error bounds.
+
+        Of a model whose tokens see no more than `window` tokens, if that is given.
+        """
         at = Arithmetic(self.dtype)
         x, where = at.exact(self.embedding[tokens]), np.arange(tokens.shape[1])
         visible = where[None, :] <= where[:, None]
+        if window is not None:
+            visible &= where[None, :] > where[:, None] - window
         for block in self.blocks:
             q = at.rope(split(at.linear(x, block.w_q), HEADS), where, STYLE)
             k = at.rope(split(at.linear(x, block.w_k), KV_HEADS), where, STYLE)

@@ -16,6 +16,8 @@ from refattn.conformance.cases import (
     masks_by_index,
     non_influence,
     numbers,
+    paged,
+    rolling,
     scores,
     softmax,
     tiling,
@@ -25,7 +27,8 @@ from refattn.conformance.cases import (
 # The plainest first, so that the first failure of an implementation is the one to look at first.
 CHAPTERS = (
     *(scores, masks, masks_by_index, softmax, heads, arrays, numbers, biases),
-    *(non_influence, lazy_masks, tiling, layer, caches, cost, weights, errors),
+    *(non_influence, lazy_masks, tiling, layer),
+    *(caches, paged, rolling, cost, weights, errors),
 )
 
 

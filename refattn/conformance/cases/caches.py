@@ -25,14 +25,19 @@ PROMPT, STEPS = 4, 2
 @CASES.check("K1", "L4", area="generation", dtypes=FULL)
 def generation(api: Api) -> None:
     """A small decoder language model, rotary: prefill and decode give the logits and greedy tokens of full passes."""
-    model, tokens = Decoder(api.draw), api.draw.rng.integers(0, 24, (2, PROMPT))
-    caches = model.caches(api, 2, PROMPT + STEPS)
+    model = Decoder(api.draw)
+    generate(api, model, model.caches(api, 2, PROMPT + STEPS))
+
+
+def generate(api: Api, model: Decoder, caches: list[Any], window: int | None = None) -> None:
+    """Prefill and decode over empty caches against full passes, of tokens that see no more than the window."""
+    tokens = api.draw.rng.integers(0, 24, (2, PROMPT))
     new, written = tokens, tokens
     for step in range(STEPS):
-        exact = model.exact(written)
+        exact = model.exact(written, window)
         cached = model.logits(api, new, caches)[:, -1]
         expect_within(f"cached logits, step {step}", cached, exact.value[:, -1], exact.error[:, -1])
-        if step == STEPS - 1:
+        if step == STEPS - 1 and window is None:
             full = model.logits(api, written)
             expect_within(f"uncached logits, step {step}", full, exact.value, exact.error)
         greedy = np.argmax(exact.value[:, -1], axis=-1)
