@@ -217,6 +217,7 @@ def test_caches_of_nothing(library: Library, kind: str) -> None:
             assert library.host(refattn.attend(k, cache)).shape == (batch, heads, new, D_K)
 
 
+@pytest.mark.library("numpy", "torch", "strict", "dask")  # JAX is slow at it
 @pytest.mark.parametrize("given", ["none", "list", "array"])
 @pytest.mark.parametrize("kind", ["KVCache", "PagedKVCache", "RollingKVCache"])
 def test_a_cache_knows_how_many_keys_it_will_show(library: Library, kind: str, given: str) -> None:

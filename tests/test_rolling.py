@@ -137,6 +137,7 @@ def test_a_layer_rolls_with_its_positions(library: Library) -> None:
         np.testing.assert_allclose(library.host(part.output), expected, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.library("numpy", "torch", "strict", "dask")  # JAX is slow at it
 def test_masks_of_a_layer_have_one_key_per_position_shown(library: Library) -> None:
     """Beside a rolling cache a padding mask that fits all keys ever appended is refused before anything is written."""
     x = library.array(np.random.default_rng(1).standard_normal((BATCH, 4, 4)))
