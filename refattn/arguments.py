@@ -37,7 +37,8 @@ from .errors import (
 )
 from .frames import Frame, check_start, start_range
 from .heads import check_heads
-from .masks import Mask, Span, as_mask, causal
+from .masks import Mask, as_mask, causal
+from .visibility import Span
 
 
 class Call(NamedTuple):

@@ -16,7 +16,7 @@ import pytest
 
 import planted_faults
 import refattn
-from refattn import CHAPTERS, CLAUSES, biases, errors, masks
+from refattn import CHAPTERS, CLAUSES, biases, errors, mask_kinds, visibility
 from refattn.arrays import Array
 from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases, heads
@@ -169,21 +169,26 @@ def _reshaped_heads(x: Array, heads: int) -> Array:
 
 
 PATCHES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
-    "window one too long": ("M6", masks.Window, "evaluate", _off_by_one_window),
-    "window by index": ("M6", masks.Window, "evaluate", lambda self, f: f.keys >= f.rows - (self.left or 0)),
-    "chunks truncate": ("M7", masks.Chunks, "evaluate", _truncating_chunks),
-    "prefix one too long": ("M8", masks.Prefix, "evaluate", lambda self, f: f.key_positions <= self.n),
-    "prefix by index": ("M8", masks.Prefix, "evaluate", lambda self, f: f.keys < self.n),
-    "documents of the keys alone": ("M9", masks.Documents, "evaluate", lambda self, f: f.per_key(self.q_ids, "x") >= 0),
+    "window one too long": ("M6", mask_kinds.Window, "evaluate", _off_by_one_window),
+    "window by index": ("M6", mask_kinds.Window, "evaluate", lambda self, f: f.keys >= f.rows - (self.left or 0)),
+    "chunks truncate": ("M7", mask_kinds.Chunks, "evaluate", _truncating_chunks),
+    "prefix one too long": ("M8", mask_kinds.Prefix, "evaluate", lambda self, f: f.key_positions <= self.n),
+    "prefix by index": ("M8", mask_kinds.Prefix, "evaluate", lambda self, f: f.keys < self.n),
+    "documents of the keys alone": (
+        "M9",
+        mask_kinds.Documents,
+        "evaluate",
+        lambda self, f: f.per_key(self.q_ids, "x") >= 0,
+    ),
     "length as last index": (
         "M10",
-        masks.Lengths,
+        mask_kinds.Lengths,
         "evaluate",
         lambda self, f: f.keys <= f.per_entry(np.asarray(self.n), "n"),
     ),
-    "padding inverted": ("M11", masks.Padding, "evaluate", lambda self, f: ~f.per_key(self.keep, "keep")),
-    "or is and": ("M13", masks.Or, "evaluate", lambda self, f: self.first.evaluate(f) & self.second.evaluate(f)),
-    "not is lost": ("M13", masks.Not, "evaluate", lambda self, f: self.mask.evaluate(f)),
+    "padding inverted": ("M11", mask_kinds.Padding, "evaluate", lambda self, f: ~f.per_key(self.keep, "keep")),
+    "or is and": ("M13", visibility.Or, "evaluate", lambda self, f: self.first.evaluate(f) & self.second.evaluate(f)),
+    "not is lost": ("M13", visibility.Not, "evaluate", lambda self, f: self.mask.evaluate(f)),
     "heads split by reshape": ("G3", heads, "split_heads", _reshaped_heads),
     "relative is mirrored": (
         "B3",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import refattn
 from drawn_calls import Call, calls
 from libraries import Library
+from refattn import mask_kinds
 from refattn_backends import numpy_tiles, tiles
 from test_random_options import assert_within, float64_bounds
 
@@ -126,7 +127,7 @@ def test_memory_is_linear_in_the_length(masked: bool) -> None:
 def test_hidden_tiles_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that a window hides wholly are never computed, and those it shows wholly are never masked."""
     asked: list[str] = []
-    answer = refattn.masks.Window.answer
+    answer = mask_kinds.Window.answer
 
     def watched(self: Any, *args: Any) -> str:
         asked.append(answer(self, *args))
@@ -139,7 +140,7 @@ def test_hidden_tiles_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
         masked.append(keys)
         return visible(call, rows, keys, at)
 
-    monkeypatch.setattr(refattn.masks.Window, "answer", watched)
+    monkeypatch.setattr(mask_kinds.Window, "answer", watched)
     monkeypatch.setattr(numpy_tiles, "_visible", masking)
     monkeypatch.setattr(numpy_tiles, "ROWS", 16)
     monkeypatch.setattr(numpy_tiles, "KEYS", 16)

@@ -22,8 +22,8 @@ from refattn.arguments import Call
 from refattn.arrays import Array, Shape, device_of, library_of
 from refattn.biases import Bias, Sum, as_bias
 from refattn.frames import Frame
-from refattn.masks import Mask, Span
 from refattn.partials import Partial, merge
+from refattn.visibility import Mask, Span
 from refattn_backends.tiles import cut, spans
 from refattn_backends.tiles import tiled as generic
 

@@ -18,7 +18,7 @@ from torch.utils import _python_dispatch
 from refattn.arguments import Call
 from refattn.arrays import Array
 from refattn.heads import stack_groups
-from refattn.masks import Window
+from refattn.mask_kinds import Window
 from refattn.partials import Partial, merge_two, with_sinks
 from refattn_backends.tiles import cut, identity, spans
 from refattn_backends.tiles import tiled as generic
