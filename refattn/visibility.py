@@ -144,8 +144,10 @@ class Mask:
         raise MaskArgumentError("mask", "& | ~ between masks", "and, or, not, or a truth test", "M13")
 
 
-class And(Mask):
-    """Visible where both are  # M13"""
+class Both(Mask):
+    """Two masks, combined pair by pair  # M13"""
+
+    mark: str
 
     def __init__(self, first: Mask, second: Mask) -> None:
         self.first, self.second = first, second
@@ -155,34 +157,36 @@ class And(Mask):
         return self.first.parts() + self.second.parts()
 
     def __repr__(self) -> str:
-        return f"({self.first!r} & {self.second!r})"
+        return f"({self.first!r} {self.mark} {self.second!r})"
+
+    def answers(self, *tile: Any) -> set[str]:
+        """What the two say of a tile."""
+        return {self.first.answer(*tile), self.second.answer(*tile)}
+
+
+class And(Both):
+    """Visible where both are  # M13"""
+
+    mark = "&"
 
     def evaluate(self, frame: Frame) -> Array:
         return self.first.evaluate(frame) & self.second.evaluate(frame)
 
     def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
-        answers = {mask.answer(rows, keys, q_start, k_start) for mask in (self.first, self.second)}
+        answers = self.answers(rows, keys, q_start, k_start)
         return NONE if NONE in answers else ALL if answers == {ALL} else MIXED
 
 
-class Or(Mask):
+class Or(Both):
     """Visible where either is  # M13"""
 
-    def __init__(self, first: Mask, second: Mask) -> None:
-        self.first, self.second = first, second
-        self.positional = first.positional or second.positional
-
-    def parts(self) -> tuple[Mask, ...]:
-        return self.first.parts() + self.second.parts()
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} | {self.second!r})"
+    mark = "|"
 
     def evaluate(self, frame: Frame) -> Array:
         return self.first.evaluate(frame) | self.second.evaluate(frame)
 
     def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
-        answers = {mask.answer(rows, keys, q_start, k_start) for mask in (self.first, self.second)}
+        answers = self.answers(rows, keys, q_start, k_start)
         return ALL if ALL in answers else NONE if answers == {NONE} else MIXED
 
 
