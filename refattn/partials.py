@@ -76,9 +76,10 @@ def _mixed(xp: Any, first: Array, second: Array, share: Array, other: Array) -> 
     """share * first + other * second, where an infinite element stays what it is whatever its share (M20)."""
     finite = [xp.where(xp.isfinite(x), x, 0.0) for x in (first, second)]
     mixed = finite[0] * share[..., None] + finite[1] * other[..., None]
-    for x in (first, second):
-        mixed = xp.where(xp.isfinite(x), mixed, mixed + x)
-    return mixed
+    up = (first == float("inf")) | (second == float("inf"))
+    down = (first == -float("inf")) | (second == -float("inf"))
+    mixed = xp.where(up, float("inf"), xp.where(down, -float("inf"), mixed))
+    return xp.where((up & down) | xp.isnan(first) | xp.isnan(second), float("nan"), mixed)
 
 
 def _checked(partial: Any) -> Partial:
