@@ -85,7 +85,7 @@ def _look_up(library: str) -> bool:
 
 
 # torch.compile cannot trace entry points, and need not: it runs this as it stands, and traces on with the table.
-_look_up._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_look_up._dynamo_marked_constant = True  # type: ignore[attr-defined]  # dynamo reads it
 
 
 def _find_tiled(library: str) -> Callable[[Any], Any]:

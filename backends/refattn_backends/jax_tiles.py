@@ -61,7 +61,7 @@ def _row_tile(call: Call, start: Any, height: int, answers: Any, width: int) -> 
         def merged(masked: bool) -> Any:
             return lambda: merge_two(call.library, before, _tile(part, rows, at, width, masked=masked))
 
-        return lax.switch(answer, (lambda: before, merged(True), merged(False)))  # type: ignore[no-any-return]
+        return lax.switch(answer, (lambda: before, merged(True), merged(False)))  # type: ignore[no-any-return]  # JAX is untyped here
 
     whole = identity(cut(call, range(height), range(0), masked=False))
     if count:

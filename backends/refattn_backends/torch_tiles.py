@@ -188,7 +188,7 @@ def fused(q: Array, k: Array, v: Array, scale: float, causal: bool, summand: Arr
     return output, lse
 
 
-class _Fused(torch.autograd.Function):  # type: ignore[misc]
+class _Fused(torch.autograd.Function):  # type: ignore[misc]  # untyped where torch is absent
     """The kernel for the CPU, whose own derivative leaves out the log-sum-exp."""
 
     @staticmethod
@@ -203,7 +203,7 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]
         return output, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]  # likewise
     def backward(ctx: Any, grad_output: Array | None, grad_lse: Array | None) -> tuple[Array | None, ...]:
         q, k, v, output, lse = ctx.saved_tensors
         backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
