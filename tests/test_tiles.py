@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import tracemalloc
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,18 +17,23 @@ import refattn
 from drawn_calls import Call, calls
 from libraries import Library
 from refattn import mask_kinds
-from refattn_backends import numpy_tiles, tiles
+from refattn.arguments import check_call
+from refattn_backends import numpy_products, numpy_tiles, shown, tiles
 from test_random_options import assert_within, float64_bounds
 
 NUMPY = pytest.mark.library("numpy")
 
 
-@pytest.fixture(params=[(1, 1), (2, 3), (5, 2)], ids=str)
+@pytest.fixture(params=[(1, 1, 0), (2, 3, 0), (5, 2, 1), (5, 2, 99)], ids=str)
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Tiles that small calls have many of."""
+    """Tiles that small calls have many of: rows, keys, and up to how many rows share keys out among jobs."""
+    rows, keys, few = request.param
     for module in (tiles, numpy_tiles):
-        monkeypatch.setattr(module, "ROWS", request.param[0])
-        monkeypatch.setattr(module, "KEYS", request.param[1])
+        monkeypatch.setattr(module, "ROWS", rows)
+        monkeypatch.setattr(module, "KEYS", keys)
+    monkeypatch.setattr(numpy_tiles, "EDGE", 2)
+    monkeypatch.setattr(numpy_tiles, "FEW", few)
+    monkeypatch.setattr(numpy_tiles, "SPLIT", 3)
     return request.param
 
 
@@ -80,13 +88,15 @@ def test_poison_in_hidden_keys_is_harmless(tile: Any, library: Library, poison: 
 
 @NUMPY
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("spread", [1.0, 30.0], ids=["without maximum", "with running maximum"])
+@pytest.mark.parametrize("shift", ["none", "far below", "far above", "rising", "falling"])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "softcap": 5.0}], ids=str)
-def test_many_rows_and_keys(dtype: str, spread: float, options: dict[str, Any]) -> None:
+def test_many_rows_and_keys(dtype: str, shift: str, options: dict[str, Any]) -> None:
     """Lengths that no tile size divides, grouped heads, and logits near and far from zero keep the bound."""
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal((2, heads, 1100, 16)).astype(dtype) for heads in (4, 2, 2))
-    q *= spread
+    slopes = np.linspace(-1.0, 1.0, 1100)
+    q[..., 0] = 100.0
+    k[..., 0] = {"none": 0, "far below": -20, "far above": 20, "rising": 20 * slopes, "falling": -20 * slopes}[shift]
     output, lse = refattn.attention_with_lse(q, k, v, **options, path="tiled")
     rows = [0, 1, 255, 256, 511, 700, 1099]
     expected = refattn.golden(q, k, v, rows=rows, **options)
@@ -95,18 +105,43 @@ def test_many_rows_and_keys(dtype: str, spread: float, options: dict[str, Any]) 
 
 
 @NUMPY
-def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread and four give the same bits."""
-    from concurrent.futures import ThreadPoolExecutor
-
+@pytest.mark.parametrize("q_len", [1, 5, 300])
+def test_values_near_the_largest_number(q_len: int) -> None:
+    """Values that a weight above 1 would take beyond the dtype keep the bound: weights are at most 1 there."""
     rng = np.random.default_rng(3)
-    q, k, v = (rng.standard_normal((3, 700, 24)).astype(np.float32) for _ in range(3))
+    q, k, v = (rng.standard_normal((2, n, 8)).astype(np.float32) for n in (q_len, 700, 700))
+    q[..., 0], k[..., 0], v[..., 0] = 5.0, 5.0, 1e37
+    output = refattn.attention(q, k, v, path="tiled")
+    expected = refattn.golden(q, k, v)
+    assert np.all(np.abs(output - expected.output) <= expected.bound("float32"))
+
+
+@NUMPY
+@pytest.mark.parametrize("shape", [(8, 700), (8, 1), (1, 4)], ids=str)
+def test_threads_change_no_bit(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread and four give the same bits, however the work is cut for them."""
+    rng = np.random.default_rng(3)
+    heads, q_len = shape
+    q, k, v = (rng.standard_normal((heads, n, 24)).astype(np.float32) for n in (q_len, 9000, 9000))
     results = []
     for threads in (1, 4):
         with ThreadPoolExecutor(threads) as pool:
             monkeypatch.setattr(numpy_tiles, "_pool", lambda pool=pool: pool)
-            results.append(refattn.attention(q, k, v, causal=True, path="tiled"))
+            monkeypatch.setattr(numpy_tiles, "_threads", lambda threads=threads: threads)
+            results.append(refattn.attention(q, k, v, causal=True, q_start=8000, path="tiled"))
     assert results[0].tobytes() == results[1].tobytes()
+
+
+@NUMPY
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+def test_a_forked_process_computes_too() -> None:
+    """A process that forks off after a call has threads of its own."""
+    q = np.random.default_rng(5).standard_normal((2, 300, 8)).astype(np.float32)
+    expected = refattn.attention(q, q, q, path="tiled")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        there = pool.submit(refattn.attention, q, q, q, path="tiled").result(timeout=60)
+    assert there.tobytes() == expected.tobytes()
 
 
 @NUMPY
@@ -134,18 +169,55 @@ def test_hidden_tiles_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
         return asked[-1]
 
     masked: list[range] = []
-    visible = numpy_tiles._visible
+    cutting = shown.Shown._cut
 
-    def masking(call: Any, rows: range, keys: range, at: Any) -> Any:
+    def masking(self: Any, rows: range, keys: range) -> Any:
         masked.append(keys)
-        return visible(call, rows, keys, at)
+        return cutting(self, rows, keys)
 
     monkeypatch.setattr(mask_kinds.Window, "answer", watched)
-    monkeypatch.setattr(numpy_tiles, "_visible", masking)
+    monkeypatch.setattr(shown.Shown, "_cut", masking)
     monkeypatch.setattr(numpy_tiles, "ROWS", 16)
     monkeypatch.setattr(numpy_tiles, "KEYS", 16)
-    q = np.ones((1, 256, 4), np.float32)
+    q = np.ones((3, 256, 4), np.float32)
     refattn.attention(q, q, q, mask=refattn.masks.window(40, 0), path="tiled")
-    assert len(masked) == asked.count("mixed")
+    assert len(masked) >= asked.count("mixed")  # two threads may find out the same
     assert asked.count("all") > 0
     assert asked.count("none") > 3 * len(masked)
+
+
+@NUMPY
+@given(data=st.data())
+@settings(settings.get_profile("few"))
+def test_pieces_are_what_a_mask_shows(library: Library, data: st.DataObject) -> None:
+    """The pieces of a tile overlap nowhere, hold every visible pair, and mask every hidden pair that they hold."""
+    call = data.draw(calls())
+    arrays, options = call.arguments(library, "float64")
+    checked = check_call(*arrays, **{**options, "bias": None, "sinks": None})
+    if checked.mask is None or 0 in checked.scores_shape:
+        return
+    lead, lengths = checked.scores_shape[:-2], checked.scores_shape[-2:]
+    rows, keys = (range(*sorted(data.draw(st.sets(st.integers(0, n), min_size=2, max_size=2)))) for n in lengths)
+    expected = np.broadcast_to(checked.mask.evaluate(checked.frame()), checked.scores_shape)
+    held, seen = np.zeros(lengths, int), np.zeros(checked.scores_shape, bool)
+    for piece in shown.Shown(checked, data.draw(st.integers(1, 3))).pieces(rows, keys):
+        at = slice(piece.rows.start, piece.rows.stop), slice(piece.keys.start, piece.keys.stop)
+        held[at] += 1
+        part = True if piece.visible is None else piece.visible
+        seen[(..., *at)] = np.broadcast_to(part, (*lead, len(piece.rows), len(piece.keys)))
+    assert held.max() <= 1
+    tile = (..., slice(rows.start, rows.stop), slice(keys.start, keys.stop))
+    assert np.array_equal(seen[tile], expected[tile])
+
+
+@NUMPY
+@given(st.integers(1, 3), st.integers(1, 700), st.integers(1, 90), st.integers(1, 700))
+@settings(settings.get_profile("few"))
+def test_products_in_pieces(stack: int, rows: int, inner: int, columns: int) -> None:
+    """Products in pieces are the products, for stacks of any sizes and for transposed views."""
+    rng = np.random.default_rng(6)
+    a, b = rng.integers(-9, 9, (stack, rows, inner)) * 1.0, rng.integers(-9, 9, (stack, inner, columns)) * 1.0
+    expected = np.einsum("smk,skn->smn", a, b)
+    for product in (numpy_products.by_rows, numpy_products.by_columns, numpy_products.by_inner):
+        for first, second in ((a, b), (np.ascontiguousarray(a.mT).mT, np.ascontiguousarray(b.mT).mT)):
+            assert np.array_equal(product(first, second, np.full(expected.shape, np.nan)), expected)

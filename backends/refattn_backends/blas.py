@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,3 +46,15 @@ def _setter() -> ThreadPoolExecutor:
 @cache
 def _controller() -> ThreadpoolController:
     return ThreadpoolController()
+
+
+def _forget() -> None:
+    """A child process has none of its parent's threads, and its parent's calls do not end in it."""
+    global _lock
+    _lock = threading.Lock()
+    _users.clear()
+    _setter.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

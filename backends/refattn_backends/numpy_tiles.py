@@ -1,145 +1,161 @@
-"""Tiled attention on NumPy: threads over (batch entry, key/value head, tile of rows), BLAS on one thread each.
+"""Tiled attention on NumPy: threads over (tile of rows, batch entry, heads), BLAS on one thread each.
 
-A job stacks the rows of a head group, so that its keys are read once, and walks over tiles of keys with scratch that
-its thread keeps. Where the row norms prove that no logit leaves +-BOUND, the running maximum, its subtraction and the
-rescaling are left out: the same weights within the bound. Jobs share nothing, so their number of threads changes no
-bit. Calls with biases or non-finite keys and values take the generic tiles.
+A job stacks the rows of a head group, so that its keys are read once, takes several groups at a time, since a thread
+that often returns to Python waits for others, and walks over tiles of keys with scratch that its thread keeps. Few
+rows, as in decode, share the keys out instead, and the partials are merged. No row's arithmetic depends on which heads
+share its job or on the number of threads. Calls with biases, and rows that meet infinite values, take the generic
+tiles.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
+from functools import cache, partial, reduce
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from refattn.arguments import Call
 from refattn.arrays import Array, quiet
-from refattn.partials import Partial, with_sinks
+from refattn.partials import Partial, merge_two, with_sinks
 from refattn_backends.blas import one_thread
-from refattn_backends.tiles import cut, spans
+from refattn_backends.numpy_logits import Logits, take
+from refattn_backends.numpy_softmax import Rows
+from refattn_backends.shown import Piece, Shown
+from refattn_backends.tiles import cut, row_tile, spans
 from refattn_backends.tiles import tiled as generic
 
-BOUND = 40.0  # exp(+-40) summed over a million keys neither overflows nor underflows in float32
-ROWS, KEYS = 256, 512  # a tile of float32 scores is 512 KiB, half of a usual L2 cache
-_scratch = threading.local()
+ROWS, KEYS = 256, 480  # scores of one head: 480 KiB in float32, half of a usual L2 cache
+HEADS = 8  # key/value heads of a job at most
+EDGE = 128  # rows of a strip along the edge of a mask
+FEW, SPLIT = 64, 4096  # up to so many stacked rows a job takes a part of the keys, so many of them
+
+
+class Job(NamedTuple):
+    """One thread's work: rows, which part of the keys, batch entry, key/value heads."""
+
+    rows: range
+    part: int
+    entry: tuple[int, ...]
+    heads: slice
 
 
 def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
-    finite = all(np.isfinite(x).all() for x in (call.k, call.v))
-    if call.bias is not None or not finite or 0 in call.scores_shape or not call.q.shape[-1]:
+    if call.bias is not None or 0 in call.scores_shape or not call.q.shape[-1]:
         return generic(call)
-    batch, heads, q_len = call.scores_shape[:-3], *call.scores_shape[-3:-1]
-    q, k, v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (call.q, call.k, call.v))
-    group = call.group
-    whole = Partial(
-        np.empty((*batch, heads, q_len, v.shape[-1]), call.compute), np.empty((*batch, heads, q_len), call.compute)
-    )
-    height = max(1, ROWS // group)
-    width = KEYS if q_len * group > 32 else 8 * KEYS  # few rows: longer tiles, the same scratch
-    with quiet(call.library):
-        small = _small_logits(call, q, k)
-        jobs = [
-            (rows, index)
-            for rows in reversed(list(spans(range(q_len), height)))  # causal: the long ones first
-            for index in np.ndindex(*batch, heads // group)
-        ]
-
-        def run(job: tuple[range, tuple[int, ...]]) -> None:
-            rows, (*entry, kv_head) = job
-            at: tuple[Any, ...] = (*entry, slice(kv_head * group, (kv_head + 1) * group), slice(rows.start, rows.stop))
-            kv: tuple[Any, ...] = (*entry, kv_head)
-            with quiet(call.library):
-                whole.output[at], whole.lse[at] = _job(call, at, q[at], k[kv], v[kv], width, bool(small[kv]))
-
-        with one_thread():
-            list(_pool().map(run, jobs))
+    with quiet(call.library), one_thread():
+        whole = _Tiled(call).run()
         return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
 
 
-def _job(call: Call, at: tuple[Any, ...], q: Array, k: Array, v: Array, width: int, small: bool) -> tuple[Array, Array]:
-    """Output (G, T, d_v) and log-sum-exp (G, T) of one head group's rows, without sinks."""
-    group, height, d_k = q.shape
-    rows = range(at[-1].start, at[-1].stop)
-    count, dtype = group * height, q.dtype
-    scaled = np.multiply(q, call.scale, out=_take("q", (group, height, d_k), dtype)).reshape(count, d_k)
-    output = np.zeros((count, v.shape[-1]), dtype)
-    total, seen = np.zeros((count, 1), dtype), np.zeros((group, height, 1), bool)
-    peak = np.full((count, 1), 0.0 if small else -np.inf, dtype)
-    product = _take("product", output.shape, dtype)
-    ones = np.ones((width, 1), dtype)
-    for keys in spans(range(k.shape[0]), width):
-        answer = "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())
-        if answer == "none":
-            continue
-        scores = np.matmul(scaled, k[keys.start : keys.stop].T, out=_take("scores", (count, len(keys)), dtype))
-        if call.softcap is not None:
-            scores /= call.softcap
-            np.tanh(scores, out=scores)
-            scores *= call.softcap
-        if answer != "all":
-            visible = _visible(call, rows, keys, at)
-            np.copyto(scores.reshape(group, height, len(keys)), -np.inf, where=~visible)
-            seen |= visible.any(axis=-1, keepdims=True)
-        else:
-            seen[...] = True
-        if not small:
-            highest = np.maximum(peak, scores.max(axis=-1, keepdims=True))
-            level = np.where(np.isneginf(highest), 0.0, highest).astype(dtype, copy=False)
-            shrink = np.exp(peak - level)
-            total *= shrink
-            output *= shrink
-            peak = highest
-            scores -= level
-        np.exp(scores, out=scores)
-        total += np.matmul(scores, ones[: len(keys)])  # a product is four times as fast as a sum
-        output += np.matmul(scores, v[keys.start : keys.stop], out=product)
-    nothing = total == 0
-    total[nothing] = 1
-    output /= total
-    lse = np.where(nothing, -np.inf, np.log(total) + peak)  # P2
-    if call.sinks is None:  # P7: nothing but -inf, which a sink would make harmless
-        broken = nothing & seen.reshape(count, 1)
-        output[broken[:, 0]], lse[broken] = np.nan, np.nan
-    return output.reshape(group, height, v.shape[-1]), lse.reshape(group, height)
+class _Tiled:
+    """A call cut into jobs, its keys as columns, and the results."""
+
+    def __init__(self, call: Call) -> None:
+        batch, (heads, q_len, k_len), group = call.scores_shape[:-3], call.scores_shape[-3:], call.group
+        self.call, self.batch, self.kv_heads = call, batch, heads // group
+        self.few = q_len * group <= FEW
+        self.row_tiles = list(spans(range(q_len), max(1, ROWS // group)))
+        self.parts = list(spans(range(k_len), SPLIT if self.few else k_len))
+        self.shown = Shown(call, max(1, EDGE // group))
+        columns = call.k.mT if self.few else _columns(call.k)
+        self.q, self.columns, self.v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (call.q, columns, call.v))
+        shape, width = (*batch, heads, q_len), call.v.shape[-1]
+        self.results = [
+            Partial(np.empty((*shape, width), call.compute), np.empty(shape, call.compute)) for _ in self.parts
+        ]
+
+    def run(self) -> Partial:
+        """The results of all jobs together; what some could not make, the generic tiles make."""
+        jobs = self._jobs()
+        made = list(_pool().map(self._run, jobs))
+        for rows, part in {(job.rows, job.part) for job, done in zip(jobs, made, strict=True) if not done}:
+            output, lse = row_tile(cut(self.call, rows, self.parts[part], masked=True), rows)
+            self.results[part].output[..., rows.start : rows.stop, :] = output
+            self.results[part].lse[..., rows.start : rows.stop] = lse
+        return reduce(partial(merge_two, self.call.library), self.results)
+
+    def _jobs(self) -> list[Job]:
+        units = len(self.row_tiles) * len(self.parts) * prod(self.batch) * self.kv_heads
+        step = max(1, min(HEADS, units // (4 * _threads())))  # enough jobs for every thread
+        return [
+            Job(rows, part, entry, slice(head, min(head + step, self.kv_heads)))
+            for rows in reversed(self.row_tiles)  # causal: the long ones first
+            for part in range(len(self.parts))
+            for entry in np.ndindex(*self.batch)
+            for head in range(0, self.kv_heads, step)
+        ]
+
+    def _run(self, job: Job) -> bool:
+        """Whether the job could be done; its results are then in place."""
+        with quiet(self.call.library):
+            made = self._job(job)
+        if made is None:
+            return False
+        for whole, tile in zip(self.results[job.part], made, strict=True):
+            place = self._grouped(whole[job.entry])[job.heads]  # (h, G, Lq, ...), a view
+            tile = tile.reshape(len(place), len(job.rows), self.call.group, *tile.shape[2:])
+            place[:, :, job.rows.start : job.rows.stop] = tile.swapaxes(1, 2)
+        return True
+
+    def _job(self, job: Job) -> tuple[Array, Array] | None:
+        """Output (h, T * G, d_v) and log-sum-exp (h, T * G), the heads of a group next to each other."""
+        call, group, rows, part = self.call, self.call.group, job.rows, self.parts[job.part]
+        q = self._grouped(self.q[job.entry])[job.heads, :, rows.start : rows.stop].swapaxes(1, 2)  # (h, T, G, d_k)
+        columns, v = self.columns[job.entry][job.heads], self.v[job.entry][job.heads]
+        scaled = np.multiply(q, call.scale, out=take("q", q.shape, q.dtype)).reshape(len(q), -1, q.shape[-1])
+        state = Rows(len(q), scaled.shape[1], v.shape[-1], q.dtype)
+        for tile in spans(part, len(part) if self.few else KEYS):
+            for piece in self.shown.pieces(rows, tile):
+                at = slice((piece.rows.start - rows.start) * group, (piece.rows.stop - rows.start) * group)
+                keys = slice(piece.keys.start, piece.keys.stop)
+                visible = self._visible(piece, job)
+                logits = Logits(scaled[:, at], columns[..., keys], visible, call.softcap, group=group, few=self.few)
+                state.add(at, logits, v[:, keys], few=self.few)
+        return state.finish(sunk=call.sinks is not None)
+
+    def _visible(self, piece: Piece, job: Job) -> Array | None:
+        """Visibility for one entry and its heads, (h or 1, T, G or 1, K or 1); None: all."""
+        x = piece.visible
+        if x is None:
+            return None
+        x = x.reshape((1,) * (len(self.batch) + 3 - x.ndim) + x.shape)
+        for at in job.entry:
+            x = x[min(at, len(x) - 1)]
+        return (x[None] if len(x) == 1 else self._grouped(x)[job.heads]).swapaxes(1, 2)
+
+    def _grouped(self, x: Array) -> Array:
+        """(H, ...) as (Hkv, G, ...)."""
+        return x.reshape(self.kv_heads, self.call.group, *x.shape[1:])
 
 
-def _visible(call: Call, rows: range, keys: range, at: tuple[Any, ...]) -> Array:
-    """The mask on one tile, for one batch entry and head group: broadcasts to (G, T, K)."""
-    assert call.mask is not None
-    seen = call.mask.evaluate(cut(call, rows, keys, masked=True).frame())
-    lead = seen.shape[:-2]
-    for axis, index in enumerate(at[len(at) - 1 - len(lead) : -1]):  # the last entries of at are heads and rows
-        if isinstance(index, slice):
-            return seen if lead[axis] == 1 else seen[index]
-        seen = seen[0 if lead[axis] == 1 else index]
-    return seen
+def _columns(k: Array) -> Array:
+    """Keys (..., Lk, d_k) as columns (..., d_k, Lk), one that is not finite all NaN, so that its scores are (M20)."""
+    k_len, d_k = k.shape[-2:]
+    pitch = (k_len // 16 | 1) * 16 + 16  # rows an odd number of cache lines apart do not compete for the same sets
+    columns = np.empty((*k.shape[:-2], d_k, pitch), k.dtype)[..., :k_len]
+
+    def fill(index: tuple[int, ...]) -> None:
+        columns[index] = k[index].T
+        broken = ~np.isfinite(k[index]).all(axis=-1)
+        if broken.any():
+            columns[index][:, broken] = np.nan
+
+    list(_pool().map(fill, np.ndindex(*k.shape[:-2])))
+    return columns
 
 
-def _small_logits(call: Call, q: Array, k: Array) -> Array:
-    """Per batch entry and key/value head: whether |logit| <= BOUND for certain (Cauchy and Schwarz, or the cap)."""
-    if call.softcap is not None and call.softcap <= BOUND:
-        return np.isfinite(q).all(axis=(-2, -1)).reshape(*q.shape[:-3], -1, call.group).all(axis=-1)
-    queries, keys = (np.sqrt(np.einsum("...i,...i->...", x, x)).max(axis=-1) for x in (q, k))
-    queries = queries.reshape(*queries.shape[:-1], -1, call.group).max(axis=-1)
-    return np.asarray(queries * keys * abs(float(call.scale)) <= BOUND)
-
-
-def _take(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Scratch of this thread, reused from tile to tile and call to call."""
-    size = int(np.prod(shape))
-    key = f"{name} {dtype}"
-    buffer = _scratch.__dict__.get(key)
-    if buffer is None or buffer.size < size:
-        buffer = _scratch.__dict__[key] = np.empty(size, dtype)
-    taken: Array = buffer[:size].reshape(shape)
-    return taken
+def _threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="refattn")
+    return ThreadPoolExecutor(_threads(), thread_name_prefix="refattn")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads

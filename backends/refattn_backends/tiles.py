@@ -44,10 +44,12 @@ def row_tile(call: Call, rows: range, width: int | None = None) -> Partial:
 
 def cut(call: Call, rows: range, keys: range, *, masked: bool) -> Call:
     """The call on a tile of its rows and keys, without sinks; q, k and v are views where the library has them."""
+    first_row, first_key = (whole.start for whole in call.tile)
+    part = slice(keys.start - first_key, keys.stop - first_key)
     return call._replace(
-        q=call.q[..., rows.start : rows.stop, :],
-        k=call.k[..., keys.start : keys.stop, :],
-        v=call.v[..., keys.start : keys.stop, :],
+        q=call.q[..., rows.start - first_row : rows.stop - first_row, :],
+        k=call.k[..., part, :],
+        v=call.v[..., part, :],
         scores_shape=(*call.scores_shape[:-2], len(rows), len(keys)),
         tile=(rows, keys),
         mask=call.mask if masked else None,
