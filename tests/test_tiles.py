@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tracemalloc
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from drawn_calls import Call, calls
 from libraries import Library
 from refattn import mask_kinds
 from refattn.arguments import check_call
-from refattn_backends import numpy_products, numpy_tiles, shown, tiles
+from refattn_backends import numpy_products, numpy_tiles, shown, tiles, workers
 from test_random_options import assert_within, float64_bounds
 
 NUMPY = pytest.mark.library("numpy")
@@ -125,10 +125,8 @@ def test_threads_change_no_bit(shape: tuple[int, int], monkeypatch: pytest.Monke
     q, k, v = (rng.standard_normal((heads, n, 24)).astype(np.float32) for n in (q_len, 9000, 9000))
     results = []
     for threads in (1, 4):
-        with ThreadPoolExecutor(threads) as pool:
-            monkeypatch.setattr(numpy_tiles, "_pool", lambda pool=pool: pool)
-            monkeypatch.setattr(numpy_tiles, "_threads", lambda threads=threads: threads)
-            results.append(refattn.attention(q, k, v, causal=True, q_start=8000, path="tiled"))
+        monkeypatch.setattr(workers, "count", lambda threads=threads: threads)
+        results.append(refattn.attention(q, k, v, causal=True, q_start=8000, path="tiled"))
     assert results[0].tobytes() == results[1].tobytes()
 
 

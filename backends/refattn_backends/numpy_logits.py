@@ -10,7 +10,15 @@ import numpy as np
 from refattn.arrays import Array
 from refattn_backends.numpy_products import by_columns, by_rows
 
-_scratch = threading.local()
+
+class _Scratch(threading.local):
+    """Buffers of one thread, by name and dtype."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[str, Any], Array] = {}
+
+
+_scratch = _Scratch()
 
 
 class Logits:
@@ -71,8 +79,8 @@ class Logits:
 def take(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
     """Scratch of this thread, reused from tile to tile and call to call."""
     size = int(np.prod(shape))
-    buffer = _scratch.__dict__.get((name, dtype))
+    buffer = _scratch.buffers.get((name, dtype))
     if buffer is None or buffer.size < size:
-        buffer = _scratch.__dict__[name, dtype] = np.empty(size, dtype)
+        buffer = _scratch.buffers[name, dtype] = np.empty(size, dtype)
     taken: Array = buffer[:size].reshape(shape)
     return taken

@@ -9,9 +9,8 @@ tiles.
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial, reduce
+from contextlib import nullcontext
+from functools import partial, reduce
 from math import prod
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 from refattn.arguments import Call
 from refattn.arrays import Array, quiet
 from refattn.partials import Partial, merge_two, with_sinks
+from refattn_backends import workers
 from refattn_backends.blas import one_thread
 from refattn_backends.numpy_logits import Logits, take
 from refattn_backends.numpy_softmax import Rows
@@ -30,6 +30,7 @@ from refattn_backends.tiles import tiled as generic
 ROWS, KEYS = 256, 480  # scores of one head: 480 KiB in float32, half of a usual L2 cache
 HEADS = 8  # key/value heads of a job at most
 EDGE = 128  # rows of a strip along the edge of a mask
+SOLO = 2**22  # multiplications for each of the two products that are not worth a second thread
 FEW, SPLIT = 64, 4096  # up to so many stacked rows a job takes a part of the keys, so many of them
 
 
@@ -46,22 +47,23 @@ def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
     if call.bias is not None or 0 in call.scores_shape or not call.q.shape[-1]:
         return generic(call)
-    with quiet(call.library), one_thread():
-        whole = _Tiled(call).run()
+    solo = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]) <= SOLO
+    with quiet(call.library), nullcontext() if solo else one_thread():
+        whole = _Tiled(call, 1 if solo else workers.count()).run()
         return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
 
 
 class _Tiled:
     """A call cut into jobs, its keys as columns, and the results."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, threads: int) -> None:
         batch, (heads, q_len, k_len), group = call.scores_shape[:-3], call.scores_shape[-3:], call.group
-        self.call, self.batch, self.kv_heads = call, batch, heads // group
+        self.call, self.threads, self.batch, self.kv_heads = call, threads, batch, heads // group
         self.few = q_len * group <= FEW
         self.row_tiles = list(spans(range(q_len), max(1, ROWS // group)))
         self.parts = list(spans(range(k_len), SPLIT if self.few else k_len))
         self.shown = Shown(call, max(1, EDGE // group))
-        columns = call.k.mT if self.few else _columns(call.k)
+        columns = call.k.mT if self.few else _columns(call.k, threads)
         self.q, self.columns, self.v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (call.q, columns, call.v))
         shape, width = (*batch, heads, q_len), call.v.shape[-1]
         self.results = [
@@ -71,7 +73,7 @@ class _Tiled:
     def run(self) -> Partial:
         """The results of all jobs together; what some could not make, the generic tiles make."""
         jobs = self._jobs()
-        made = list(_pool().map(self._run, jobs))
+        made = workers.share(self._run, jobs, self.threads)
         for rows, part in {(job.rows, job.part) for job, done in zip(jobs, made, strict=True) if not done}:
             output, lse = row_tile(cut(self.call, rows, self.parts[part], masked=True), rows)
             self.results[part].output[..., rows.start : rows.stop, :] = output
@@ -80,7 +82,7 @@ class _Tiled:
 
     def _jobs(self) -> list[Job]:
         units = len(self.row_tiles) * len(self.parts) * prod(self.batch) * self.kv_heads
-        step = max(1, min(HEADS, units // (4 * _threads())))  # enough jobs for every thread
+        step = max(1, min(HEADS, units // (2 * self.threads)))  # enough jobs for every thread
         return [
             Job(rows, part, entry, slice(head, min(head + step, self.kv_heads)))
             for rows in reversed(self.row_tiles)  # causal: the long ones first
@@ -132,7 +134,7 @@ class _Tiled:
         return x.reshape(self.kv_heads, self.call.group, *x.shape[1:])
 
 
-def _columns(k: Array) -> Array:
+def _columns(k: Array, threads: int) -> Array:
     """Keys (..., Lk, d_k) as columns (..., d_k, Lk), one that is not finite all NaN, so that its scores are (M20)."""
     k_len, d_k = k.shape[-2:]
     pitch = (k_len // 16 | 1) * 16 + 16  # rows an odd number of cache lines apart do not compete for the same sets
@@ -144,18 +146,5 @@ def _columns(k: Array) -> Array:
         if broken.any():
             columns[index][:, broken] = np.nan
 
-    list(_pool().map(fill, np.ndindex(*k.shape[:-2])))
+    workers.share(fill, list(np.ndindex(*k.shape[:-2])), threads)
     return columns
-
-
-def _threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_threads(), thread_name_prefix="refattn")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
