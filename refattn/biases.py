@@ -33,6 +33,10 @@ class Bias:
         """The summand, broadcastable to (..., H, Lq, Lk), in the given dtype."""
         raise NotImplementedError
 
+    def part(self, entry: tuple[int, ...], heads: slice) -> Bias:
+        """The summand of one batch entry and some of the heads, broadcastable to (h, Lq, Lk)."""
+        raise NotImplementedError
+
     def __add__(self, other: Any) -> Bias:
         return Sum(self.terms() + as_bias(other).terms())
 
@@ -45,8 +49,8 @@ class Alibi(Bias):
 
     positional = True
 
-    def __init__(self, heads: int) -> None:
-        self.heads = heads
+    def __init__(self, heads: int, slopes: list[float] | None = None) -> None:
+        self.heads, self.slopes = heads, alibi_slopes(heads) if slopes is None else slopes
 
     def __repr__(self) -> str:
         return f"alibi({self.heads})"
@@ -56,9 +60,12 @@ class Alibi(Bias):
 
     def evaluate(self, frame: Frame, dtype: Any) -> Array:
         xp = frame.xp
-        slopes = xp.asarray(alibi_slopes(self.heads), dtype=dtype, device=frame.device)
+        slopes = xp.asarray(self.slopes, dtype=dtype, device=frame.device)
         distance = xp.abs(frame.keys_from_rows - frame.rows)
-        return xp.reshape(slopes, (self.heads, 1, 1)) * -xp.astype(distance, dtype)
+        return xp.reshape(slopes, (-1, 1, 1)) * -xp.astype(distance, dtype)
+
+    def part(self, entry: tuple[int, ...], heads: slice) -> Bias:
+        return Alibi(self.heads, self.slopes[heads])
 
 
 class Relative(Bias):
@@ -88,6 +95,9 @@ class Relative(Bias):
         picked = xp.reshape(picked, (table.shape[0], *batch, *index.shape[-2:]))
         return xp.moveaxis(picked, 0, len(batch)) if batch else picked
 
+    def part(self, entry: tuple[int, ...], heads: slice) -> Bias:
+        return Relative(self.table[heads, :])
+
 
 class Plain(Bias):
     """An array, broadcast right-aligned to (..., H, Lq, Lk)  # B4"""
@@ -109,6 +119,12 @@ class Plain(Bias):
     def evaluate(self, frame: Frame, dtype: Any) -> Array:
         return frame.xp.astype(frame.per_pair(self.array, "bias"), dtype, copy=False)
 
+    def part(self, entry: tuple[int, ...], heads: slice) -> Bias:
+        x = self.array
+        for at in entry[len(entry) + 3 - x.ndim :] if x.ndim > 3 else ():
+            x = x[at if x.shape[0] > 1 else 0, ...]
+        return Plain(x if x.ndim < 3 or x.shape[0] == 1 else x[heads, ...])
+
 
 class Sum(Bias):
     """The terms, added in order; each that is -inf hides its pair (M17)  # B4"""
@@ -126,6 +142,9 @@ class Sum(Bias):
     def check(self, scores_shape: Shape) -> None:
         for term in self._terms:
             term.check(scores_shape)
+
+    def part(self, entry: tuple[int, ...], heads: slice) -> Bias:
+        return Sum(tuple(term.part(entry, heads) for term in self._terms))
 
 
 def alibi(heads: int) -> Bias:

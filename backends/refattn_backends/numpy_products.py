@@ -17,7 +17,7 @@ NARROW = 32_768  # elements of a transposed operand: likewise
 
 def by_rows(a: Array, b: Array, out: Array) -> Array:
     """a (S, M, K) @ b (S, K, N) into out, a few rows at a time."""
-    step = max(16, SMALL // (b.shape[-2] * b.shape[-1]) // 16 * 16)
+    step = max(16, SMALL // max(b.shape[-2] * b.shape[-1], 1) // 16 * 16)
     whole = a.shape[-2] // step * step
     if whole:
         np.matmul(_pieces(a[:, :whole], step), b[:, None], out=_pieces(out[:, :whole], step))

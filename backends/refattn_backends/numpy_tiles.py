@@ -3,8 +3,7 @@
 A job stacks the rows of a head group, so that its keys are read once, takes several groups at a time, since a thread
 that often returns to Python waits for others, and walks over tiles of keys with scratch that its thread keeps. Few
 rows, as in decode, share the keys out instead, and the partials are merged. No row's arithmetic depends on which heads
-share its job or on the number of threads. Calls with biases, and rows that meet infinite values, take the generic
-tiles.
+share its job or on the number of threads. Rows that meet infinite values take the generic tiles.
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial, reduce
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from refattn.arguments import Call
 from refattn.arrays import Array, quiet
+from refattn.frames import Frame
 from refattn.partials import Partial, merge_two, with_sinks
 from refattn_backends import workers
 from refattn_backends.blas import one_thread
-from refattn_backends.numpy_logits import Logits, take
+from refattn_backends.numpy_logits import Logits, Options, take
 from refattn_backends.numpy_softmax import Rows
 from refattn_backends.shown import Piece, Shown
 from refattn_backends.tiles import cut, row_tile, spans
@@ -45,7 +45,7 @@ class Job(NamedTuple):
 
 def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
-    if call.bias is not None or 0 in call.scores_shape or not call.q.shape[-1]:
+    if 0 in call.scores_shape or not call.q.shape[-1]:
         return generic(call)
     solo = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]) <= SOLO
     with quiet(call.library), nullcontext() if solo else one_thread():
@@ -113,21 +113,40 @@ class _Tiled:
         for tile in spans(part, len(part) if self.few else KEYS):
             for piece in self.shown.pieces(rows, tile):
                 at = slice((piece.rows.start - rows.start) * group, (piece.rows.stop - rows.start) * group)
-                keys = slice(piece.keys.start, piece.keys.stop)
-                visible = self._visible(piece, job)
-                logits = Logits(scaled[:, at], columns[..., keys], visible, call.softcap, group=group, few=self.few)
+                keys, options = slice(piece.keys.start, piece.keys.stop), self._options(piece, job)
+                logits = Logits(scaled[:, at], columns[..., keys], group, options, few=self.few)
                 state.add(at, logits, v[:, keys], few=self.few)
         return state.finish(sunk=call.sinks is not None)
 
-    def _visible(self, piece: Piece, job: Job) -> Array | None:
-        """Visibility for one entry and its heads, (h or 1, T, G or 1, K or 1); None: all."""
-        x = piece.visible
-        if x is None:
-            return None
-        x = x.reshape((1,) * (len(self.batch) + 3 - x.ndim) + x.shape)
-        for at in job.entry:
-            x = x[min(at, len(x) - 1)]
-        return (x[None] if len(x) == 1 else self._grouped(x)[job.heads]).swapaxes(1, 2)
+    def _options(self, piece: Piece, job: Job) -> Options:
+        """Softcap, biases and visibility of a piece for one entry and some heads; a bias of -inf hides (M17)."""
+        call, visible, summands = self.call, piece.visible, []
+        heads = slice(job.heads.start * call.group, job.heads.stop * call.group)
+        if visible is not None:
+            visible = visible.reshape((1,) * (len(self.batch) + 3 - visible.ndim) + visible.shape)
+            for at in job.entry:
+                visible = visible[min(at, len(visible) - 1)]
+            visible = self._by_row(visible if len(visible) == 1 else visible[heads])
+        if call.bias is not None:
+            q_start, k_start = (self._start(start, job.entry) for start in (call.q_start, call.k_start))
+            tile = (piece.rows, piece.keys)
+            frame = Frame(call.library, call.device, tile=tile, q_start=q_start, k_start=k_start)
+            for term in call.bias.part(job.entry, heads).terms():
+                summand = self._by_row(term.evaluate(frame, call.compute))
+                hidden = np.isneginf(summand)
+                if hidden.any():
+                    visible = ~hidden if visible is None else visible & ~hidden
+                summands.append(summand)
+        return Options(call.softcap, summands, visible)
+
+    def _start(self, start: Any, entry: tuple[int, ...]) -> int:
+        return start if isinstance(start, int) else int(np.broadcast_to(start, self.batch)[entry])
+
+    def _by_row(self, x: Array) -> Array:
+        """(h * G or 1, T or 1, K or 1), or less axes, as (h or 1, T or 1, G or 1, K or 1)."""
+        x = x.reshape((1,) * (3 - x.ndim) + x.shape)
+        x = x[None] if len(x) == 1 else x.reshape(-1, self.call.group, *x.shape[1:])
+        return x.swapaxes(1, 2)
 
     def _grouped(self, x: Array) -> Array:
         """(H, ...) as (Hkv, G, ...)."""

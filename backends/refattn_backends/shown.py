@@ -8,7 +8,6 @@ import numpy as np
 
 from refattn.arguments import Call
 from refattn.arrays import Array
-from refattn.pipeline import visibility
 from refattn_backends.tiles import cut
 
 KEPT = 4  # tiles of rows whose pieces are remembered
@@ -47,8 +46,8 @@ class Shown:
         return found
 
     def _cut(self, rows: range, keys: range) -> list[Piece]:
-        visible, _ = visibility(cut(self._call, rows, keys, masked=True))
-        assert visible is not None
+        assert self._call.mask is not None
+        visible = self._call.mask.evaluate(cut(self._call, rows, keys, masked=True).frame())
         leads = tuple(range(visible.ndim - 2))
         some, every = (np.broadcast_to(f(visible, axis=leads), (len(rows), len(keys))) for f in (np.any, np.all))
         pieces: list[Piece] = []
