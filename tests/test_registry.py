@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from libraries import Library
-from refattn import registry
+from refattn import attention_with_lse, golden, registry
 from refattn.backend import CAPABILITIES, Backend
 from refattn.dtypes import COMPUTED
 from refattn.errors import BackendError
@@ -135,6 +135,42 @@ def test_a_third_party_plugin_is_found_and_tried(publish: Publish) -> None:
         ),
     )
     assert registry.get("abacus").array(np.ones(2), "float32").dtype == np.float32
+
+
+# The same with a fast path of its own: one row at a time, with what the protocol says about a call.
+FAST = HONEST.replace('"mutable"', '"mutable", "tiled"').replace(
+    "BACKEND",
+    """
+        rows = 0
+
+        def tiled(self, call):
+            import numpy as np
+            from refattn.partials import Partial
+            output = np.zeros((*call.scores_shape[:-1], call.v.shape[-1]), call.compute)
+            lse = np.zeros(call.scores_shape[:-1], call.compute)
+            for head, row in np.ndindex(*lse.shape):
+                logits = call.k[head // call.group] @ call.q[head, row] * call.scale
+                lse[head, row] = np.log(np.exp(logits).sum())
+                output[head, row] = np.exp(logits - lse[head, row]) @ call.v[head // call.group]
+                self.rows += 1
+            return Partial(output, lse)
+
+    BACKEND""",
+)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_third_partys_fast_path_is_taken(publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
+    """path="tiled" is what the plugin of the arrays' library computes, whoever published it; others do not matter."""
+    monkeypatch.setattr(registry, "_TILED", {})
+    publish("abacus", FAST)
+    publish("broken", "BACKEND = 1 / 0")
+    q, k, v = (np.random.default_rng(0).standard_normal((heads, 5, 4)) for heads in (4, 2, 2))
+    output, lse = attention_with_lse(q, k, v, path="tiled")
+    assert registry.get("abacus").rows == 4 * 5
+    expected = golden(q, k, v)
+    assert np.all(np.abs(output - expected.output) <= 4 * expected.bound("float64"))
+    assert np.all(np.abs(lse - expected.lse) <= 4 * expected.lse_bound("float64"))
 
 
 @pytest.mark.usefixtures("alone")
