@@ -164,7 +164,7 @@ def sweep(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Time the fast paths beside their peers, on a quiet machine, into docs/bench (10 minutes)."""
     install(session, "bench", extra="torch")
-    where = ("--json", "docs/bench/bench.json", "--svg", "docs/bench/bench.svg")
+    where = ("--json", "docs/bench/bench.json", "--svg", "docs/bench/bench.svg", "--page", "docs/bench/README.md")
     arguments = session.posargs or where
     session.run("python", "-m", "refattn_backends.bench", *arguments, env={"PYTHONSAFEPATH": "1"})
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from refattn_backends import gpu
-from refattn_backends.bench import curves, measures, report
+from refattn_backends.bench import curves, measures, page, report
 from refattn_backends.bench.bursts import medians, peak_bytes
 from refattn_backends.bench.rows import COLUMNS, VERDICTS, Row, cells
 from refattn_backends.bench.sizes import SIZES, TINY
@@ -66,7 +66,7 @@ def test_a_row_is_judged_by_its_ratio_or_its_value(given: dict[str, Any], ratio:
 
 def test_a_line_of_the_table_shows_peer_ratio_limit_and_why() -> None:
     """Each row has one cell per column, limits of ratios end in x, and a reason stands beside the verdict."""
-    row = Row(**ROW, ours=1.234, peer="torch", theirs=2.0, floor=0.5)
+    row = Row(**ROW, ours=1.234, peer="torch", theirs=2.0, floor={"products": 0.3, "exponentials": 0.2})
     line = dict(zip(COLUMNS, cells(row), strict=True))
     assert (line["ours"], line["theirs"], line["ratio"]) == ("1.23 ms", "2 ms", "0.62 x")
     assert (line["limit"], line["goal"], line["floor"], line["verdict"]) == ("1.25 x", "1.00 x", "0.5 ms", "goal")
@@ -150,6 +150,19 @@ def test_the_plot_is_the_same_file_each_time(tmp_path: Path) -> None:
         curves.draw(dict.fromkeys(curves.PLOTS, lines), tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a.svg").read_text().count("tiled NumPy") >= len(curves.PLOTS)
+
+
+def test_the_page_says_what_bounds_a_row_and_how_time_grows() -> None:
+    """The page has the table, the floor of each row that has one, and the growth over the last doubling."""
+    row = Row(**ROW, ours=1.0, peer="torch", theirs=2.0, floor={"products": 0.3, "exponentials": 0.2})
+    times = {"prefill": {"tiled NumPy": {"16": 1.0, "32": 4.1}}, "window": {"8 keys": {"16": 1.0, "32": 2.0}}}
+    result = {"rows": [row.as_dict()], "curves": times, "failures": ["x"], "versions": {}, "machine": {}, "rates": {}}
+    text = page.page(result)
+    assert "| prefill | 1 ms | torch | 2 ms | 0.50 x | 1.25 x | 1.00 x | 0.5 ms | goal |" in text
+    assert "- prefill: 2.0 times its floor of 0.5 ms (products 0.3 ms, exponentials 0.2 ms)." in text
+    assert "- tiled NumPy, prefill: 4.1 times as long." in text
+    assert "- 8 keys, window: 2.0 times as long." in text
+    assert "- not measured: x" in text
 
 
 def test_peak_memory_sees_an_allocation() -> None:

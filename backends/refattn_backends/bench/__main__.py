@@ -10,6 +10,7 @@ from typing import Any
 from refattn.backend import has_module
 from refattn_backends.bench import __doc__ as description
 from refattn_backends.bench.curves import draw
+from refattn_backends.bench.page import page
 from refattn_backends.bench.report import as_json, gathered, row, tasks
 from refattn_backends.bench.rows import COLUMNS, cells
 
@@ -23,6 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="lengths at which times mean nothing, for tests")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures to FILE")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="plot time and memory against the length in FILE")
+    parser.add_argument("--page", metavar="FILE", type=Path, help="write a page of Markdown to FILE")
     chosen = parser.parse_args(arguments)
     size = "tiny" if chosen.tiny else "quick" if chosen.quick else "full"
     if chosen.svg and not has_module("matplotlib"):
@@ -33,12 +35,14 @@ def main(arguments: list[str] | None = None) -> int:
         result = so_far
         print(f"[{done}/{total}] {' '.join(words)}", file=sys.stderr, flush=True)
     _print([COLUMNS, *(cells(row(entry)) for entry in result["rows"])])
-    for where in filter(None, (chosen.json, chosen.svg)):
+    for where in filter(None, (chosen.json, chosen.svg, chosen.page)):
         where.parent.mkdir(parents=True, exist_ok=True)
     if chosen.json:
         chosen.json.write_text(as_json(result), encoding="utf-8")
     if chosen.svg:
         draw(result["curves"], chosen.svg)
+    if chosen.page:
+        chosen.page.write_text(page(result), encoding="utf-8")
     for failure in result["failures"]:
         print(f"not measured: {failure}")
     return 2 if result["failures"] else 0

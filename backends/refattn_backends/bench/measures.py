@@ -52,7 +52,7 @@ def prefill(sizes: Sizes) -> list[Row]:
             sides[TORCH] = partial(torch.nn.functional.scaled_dot_product_attention, *tensors, is_causal=causal)
         took = {name: 1e3 * seconds for name, seconds in medians(sides, sizes.rounds).items()}
         slow = {name: 1e3 * seconds for name, seconds in medians(tiled | dense, 1).items()}
-        floor = 1e3 * prefill_floor(HEADS, sizes.prefill, WIDTH, causal)
+        floor = prefill_floor(HEADS, sizes.prefill, WIDTH, causal)
         same: dict[str, Any] = {"work": work, "unit": "ms", "floor": floor}
         theirs = took.get(TORCH)
         rows.append(Row(**same, ours=took["tiled"], peer=TORCH, theirs=theirs, limit=limit, goal=1.0, reason=reason))
@@ -67,7 +67,7 @@ def decode(sizes: Sizes) -> list[Row]:
     k, v = (normal(1, kv_heads, sizes.cached, width) for _ in range(2))
     took, reason = decode_times(q, k, v, sizes.rounds)
     work = f"decode, {heads}/{kv_heads} heads, {sizes.cached} keys, d {width}, "
-    floor = 1e3 * decode_floor(k.nbytes + v.nbytes)
+    floor = decode_floor(k.nbytes + v.nbytes)
     rows = []
     for name, limit, goal in (("attention", 0.65, 0.5), ("attend", 0.4, 0.3)):
         theirs = 1e3 * took[TORCH] if TORCH in took else None
@@ -176,7 +176,7 @@ def torch_plugin(sizes: Sizes) -> list[Row]:
     """The torch plugin against the kernel that it calls."""
     torch, reason = torch_or_reason()
     work = f"torch plugin on the CPU, {HEADS} heads, L {sizes.prefill}, d {WIDTH}, causal"
-    took: dict[str, float] = {}
+    took: dict[str, Any] = {}
     if torch:
         q, k, v = (torch.from_numpy(normal(1, HEADS, sizes.prefill, WIDTH)) for _ in range(3))
         fused = torch.nn.functional.scaled_dot_product_attention

@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 
 from refattn_backends.blas import one_thread
+from refattn_backends.numpy_products import by_rows
 
-ROWS, KEYS, WIDTH = 256, 512, 64
+ROWS, KEYS, WIDTH = 256, 480, 64
 
 
 @cache
 def rates() -> dict[str, float]:
     """Of all cores together: flops and exponentials a second in tiles of float32, and bytes read a second."""
     rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((ROWS, WIDTH), (WIDTH, KEYS)))
+    a, b = (rng.standard_normal((1, *shape), dtype=np.float32) for shape in ((ROWS, WIDTH), (WIDTH, KEYS)))
     logits = rng.standard_normal((ROWS, KEYS), dtype=np.float32)
     large = np.ones(2**24, np.float32)  # 64 MiB: beyond most caches
     with one_thread():
-        product = _seconds(lambda out: np.matmul(a, b, out=out), (ROWS, KEYS), 200)
+        product = _seconds(lambda out: by_rows(a, b, out), (1, ROWS, KEYS), 200)
         exponential = _seconds(lambda out: np.exp(logits, out=out), (ROWS, KEYS), 200)
         read = _seconds(lambda out: np.dot(large, large, out=out), (), 5)
     cores = os.cpu_count() or 1
@@ -35,15 +36,19 @@ def rates() -> dict[str, float]:
     }
 
 
-def prefill_floor(heads: int, length: int, width: int, causal: bool) -> float:
-    """Seconds of two products and one exponential per visible pair, at the machine's rates."""
+def prefill_floor(heads: int, length: int, width: int, causal: bool) -> dict[str, float]:
+    """Milliseconds of two products and one exponential per visible pair, at the machine's rates."""
     pairs = heads * length * (length + 1) / 2 if causal else heads * length**2
-    return pairs * (4 * width / rates()["gemm_flops"] + 1 / rates()["exponentials"])
+    found = rates()
+    return {
+        "products": 1e3 * pairs * 4 * width / found["gemm_flops"],
+        "exponentials": 1e3 * pairs / found["exponentials"],
+    }
 
 
-def decode_floor(size: int) -> float:
-    """Seconds to read keys and values once."""
-    return size / rates()["bytes_read"]
+def decode_floor(size: int) -> dict[str, float]:
+    """Milliseconds to read keys and values once."""
+    return {"reading keys and values once": 1e3 * size / rates()["bytes_read"]}
 
 
 def _seconds(work: Callable[[Any], Any], shape: tuple[int, ...], count: int) -> float:

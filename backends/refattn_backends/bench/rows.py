@@ -13,7 +13,8 @@ class Row:
     """What was measured, beside its peer, its limit and its goal.
 
     With a peer, limit and goal are ratios of `ours` to `theirs`; without one they are in `unit`. floor is what the
-    machine's own rates allow, in `unit`. A row that could not be measured says why in `reason`.
+    work needs at the machine's own rates, part by part in `unit`. A row that could not be measured says why in
+    `reason`.
     """
 
     work: str
@@ -23,13 +24,18 @@ class Row:
     ours: float | None = None
     peer: str | None = None
     theirs: float | None = None
-    floor: float | None = None
+    floor: dict[str, float] | None = None
     reason: str = ""
 
     @property
     def ratio(self) -> float | None:
         """Ours over theirs; None without a peer or a measurement."""
         return None if self.ours is None or not self.theirs else self.ours / self.theirs
+
+    @property
+    def least(self) -> float | None:
+        """The sum of the floor's parts."""
+        return None if self.floor is None else sum(self.floor.values())
 
     @property
     def verdict(self) -> str:
@@ -58,7 +64,7 @@ def cells(row: Row) -> tuple[str, ...]:
         "" if row.ratio is None else f"{row.ratio:.2f} x",
         bound.format(row.limit),
         bound.format(row.goal),
-        quantity(row.floor, row.unit),
+        quantity(row.least, row.unit),
         f"{row.verdict}: {row.reason}" if row.reason else row.verdict,
     )
 
