@@ -34,8 +34,8 @@ class Bias:
         raise NotImplementedError
 
     def part(self, entry: tuple[int, ...], heads: slice) -> Bias:
-        """The summand of one batch entry and some of the heads, broadcastable to (h, Lq, Lk)."""
-        raise NotImplementedError
+        """The summand of one batch entry and some heads, broadcastable to (h, Lq, Lk), with that entry's starts."""
+        return Part(self, entry, heads)
 
     def __add__(self, other: Any) -> Bias:
         return Sum(self.terms() + as_bias(other).terms())
@@ -120,10 +120,7 @@ class Plain(Bias):
         return frame.xp.astype(frame.per_pair(self.array, "bias"), dtype, copy=False)
 
     def part(self, entry: tuple[int, ...], heads: slice) -> Bias:
-        x = self.array
-        for at in entry[len(entry) + 3 - x.ndim :] if x.ndim > 3 else ():
-            x = x[at if x.shape[0] > 1 else 0, ...]
-        return Plain(x if x.ndim < 3 or x.shape[0] == 1 else x[heads, ...])
+        return Plain(_narrowed(self.array, entry, heads))
 
 
 class Sum(Bias):
@@ -145,6 +142,16 @@ class Sum(Bias):
 
     def part(self, entry: tuple[int, ...], heads: slice) -> Bias:
         return Sum(tuple(term.part(entry, heads) for term in self._terms))
+
+
+class Part(Bias):
+    """One batch entry and some of the heads of a bias that can only be evaluated for all."""
+
+    def __init__(self, bias: Bias, entry: tuple[int, ...], heads: slice) -> None:
+        self.bias, self.entry, self.heads = bias, entry, heads
+
+    def evaluate(self, frame: Frame, dtype: Any) -> Array:
+        return _narrowed(self.bias.evaluate(frame, dtype), self.entry, self.heads)
 
 
 def alibi(heads: int) -> Bias:
@@ -178,6 +185,13 @@ def as_bias(bias: Any) -> Bias:
         advice = "; a boolean array is passed as mask=" if getattr(bias, "dtype", None) is not None else ""
         raise BiasError("bias", f"a Bias or a floating array{advice}", describe(bias))
     return Plain(bias)
+
+
+def _narrowed(x: Array, entry: tuple[int, ...], heads: slice) -> Array:
+    """One entry and some heads of an array that broadcasts to (batch..., H, Lq, Lk)."""
+    for at in entry[len(entry) + 3 - x.ndim :] if x.ndim > 3 else ():
+        x = x[at if x.shape[0] > 1 else 0, ...]
+    return x if x.ndim < 3 or x.shape[0] == 1 else x[heads, ...]
 
 
 def _check_head_count(heads: int, argument: str, scores_shape: Shape, clause: str) -> None:
