@@ -18,7 +18,7 @@ from drawn_calls import Call, calls
 from libraries import Library
 from refattn import mask_kinds
 from refattn.arguments import check_call
-from refattn_backends import numpy_products, numpy_tiles, shown, tiles, workers
+from refattn_backends import numpy_products, numpy_tiles, pieces, tiles, workers
 from test_random_options import assert_within, float64_bounds
 
 NUMPY = pytest.mark.library("numpy")
@@ -158,30 +158,42 @@ def test_memory_is_linear_in_the_length(masked: bool) -> None:
 
 @NUMPY
 def test_hidden_tiles_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles that a window hides wholly are never computed, and those it shows wholly are never masked."""
-    asked: list[str] = []
-    answer = mask_kinds.Window.answer
+    """A window is evaluated on the tiles that it cuts alone, not where it hides all or nothing."""
+    evaluated: set[tuple[int, int]] = set()
+    cutting = pieces.Shown._cut
 
-    def watched(self: Any, *args: Any) -> str:
-        asked.append(answer(self, *args))
-        return asked[-1]
-
-    masked: list[range] = []
-    cutting = shown.Shown._cut
-
-    def masking(self: Any, rows: range, keys: range) -> Any:
-        masked.append(keys)
+    def watched(self: Any, rows: range, keys: range) -> Any:
+        evaluated.add((rows.start // 16, keys.start // 16))
         return cutting(self, rows, keys)
 
-    monkeypatch.setattr(mask_kinds.Window, "answer", watched)
-    monkeypatch.setattr(shown.Shown, "_cut", masking)
+    monkeypatch.setattr(pieces.Shown, "_cut", watched)
     monkeypatch.setattr(numpy_tiles, "ROWS", 16)
     monkeypatch.setattr(numpy_tiles, "KEYS", 16)
-    q = np.ones((3, 256, 4), np.float32)
-    refattn.attention(q, q, q, mask=refattn.masks.window(40, 0), path="tiled")
-    assert len(masked) >= asked.count("mixed")  # two threads may find out the same
-    assert asked.count("all") > 0
-    assert asked.count("none") > 3 * len(masked)
+    q, mask = np.ones((3, 256, 4), np.float32), refattn.masks.window(40, 0)
+    refattn.attention(q, q, q, mask=mask, path="tiled")
+    visible = mask.to_array(256, 256).reshape(16, 16, 16, 16).swapaxes(1, 2)
+    some, every = (f(visible, axis=(2, 3)) for f in (np.any, np.all))
+    assert evaluated == set(zip(*np.nonzero(some & ~every), strict=True))
+
+
+@NUMPY
+def test_a_window_asks_its_mask_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a window of fixed width hides is passed over in long stretches: questions grow about as the length does."""
+    asked: list[range] = []
+    answer = mask_kinds.Window.answer
+
+    def watched(self: Any, rows: range, *more: Any) -> str:
+        asked.append(rows)
+        return answer(self, rows, *more)
+
+    monkeypatch.setattr(mask_kinds.Window, "answer", watched)
+    counts = []
+    for length in (8192, 32768):
+        q = np.ones((1, length, 4), np.float32)
+        refattn.attention(q, q, q, mask=refattn.masks.window(100, 0), path="tiled")
+        counts.append(len(asked))
+        asked.clear()
+    assert counts[1] < 1.5 * 4 * counts[0]
 
 
 @NUMPY
@@ -198,7 +210,7 @@ def test_pieces_are_what_a_mask_shows(library: Library, data: st.DataObject) -> 
     rows, keys = (range(*sorted(data.draw(st.sets(st.integers(0, n), min_size=2, max_size=2)))) for n in lengths)
     expected = np.broadcast_to(checked.mask.evaluate(checked.frame()), checked.scores_shape)
     held, seen = np.zeros(lengths, int), np.zeros(checked.scores_shape, bool)
-    for piece in shown.Shown(checked, data.draw(st.integers(1, 3))).pieces(rows, keys):
+    for piece in pieces.Shown(checked, data.draw(st.integers(1, 3))).pieces(rows, keys):
         at = slice(piece.rows.start, piece.rows.stop), slice(piece.keys.start, piece.keys.stop)
         held[at] += 1
         part = True if piece.visible is None else piece.visible

@@ -23,8 +23,8 @@ from refattn_backends import workers
 from refattn_backends.blas import one_thread
 from refattn_backends.numpy_logits import Logits, Options, take
 from refattn_backends.numpy_softmax import Rows
-from refattn_backends.shown import Piece, Shown
-from refattn_backends.tiles import cut, row_tile, spans
+from refattn_backends.pieces import Piece, Shown
+from refattn_backends.tiles import cut, row_tile, shown, spans
 from refattn_backends.tiles import tiled as generic
 
 ROWS, KEYS = 256, 480  # scores of one head: 480 KiB in float32, half of a usual L2 cache
@@ -110,7 +110,7 @@ class _Tiled:
         columns, v = self.columns[job.entry][job.heads], self.v[job.entry][job.heads]
         scaled = np.multiply(q, call.scale, out=take("q", q.shape, q.dtype)).reshape(len(q), -1, q.shape[-1])
         state = Rows(len(q), scaled.shape[1], v.shape[-1], q.dtype)
-        for tile in spans(part, len(part) if self.few else KEYS):
+        for tile in shown(call, rows, part, len(part) if self.few else KEYS):
             for piece in self.shown.pieces(rows, tile):
                 at = slice((piece.rows.start - rows.start) * group, (piece.rows.stop - rows.start) * group)
                 keys, options = slice(piece.keys.start, piece.keys.stop), self._options(piece, job)

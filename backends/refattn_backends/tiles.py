@@ -33,7 +33,7 @@ def tiled(call: Call, rows: int | None = None, keys: int | None = None) -> Parti
 def row_tile(call: Call, rows: range, width: int | None = None) -> Partial:
     """One tile of rows over all its keys, `width` at a time, without sinks."""
     whole = None
-    for keys in spans(call.tile[1], width or KEYS):
+    for keys in shown(call, rows, call.tile[1], width or KEYS):
         answer = "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())
         if answer == "none":
             continue
@@ -62,6 +62,19 @@ def identity(call: Call) -> Partial:
     xp, shape = call.library.xp, call.scores_shape[:-1]
     output = xp.zeros((*shape, call.v.shape[-1]), dtype=call.compute, device=call.device)
     return Partial(output, xp.full(shape, -float("inf"), dtype=call.compute, device=call.device))
+
+
+def shown(call: Call, rows: range, keys: range, width: int) -> Iterator[range]:
+    """The keys in pieces of at most `width`, without long stretches that the mask hides from all of the rows.
+
+    A row of a narrow window among very many keys asks the mask a few times, not once per piece.
+    """
+    if call.mask is None or len(keys) <= width:
+        yield from spans(keys, width)
+    elif call.mask.answer(rows, keys, *call.spans()) != "none":
+        middle = (len(keys) // width + 1) // 2 * width
+        for part in (keys[:middle], keys[middle:]):
+            yield from shown(call, rows, part, width)
 
 
 def spans(whole: range, step: int) -> Iterator[range]:
