@@ -227,8 +227,11 @@ class Dense(Mask):
         check_index(rows, counts[0], self.argument)
         check_index(keys, counts[1], self.argument)
         if rows.ndim == 2 and rows.shape[1] == keys.shape[0] == 1:  # a grid
-            array = xp.take(array, rows[:, 0], axis=-2)
-            return xp.take(array, keys[0, :], axis=-1)
+            grid = [(rows[:, 0], -2), (keys[0, :], -1)]
+            grid.sort(key=lambda taken: taken[0].shape[0] / max(1, array.shape[taken[1]]))  # first what shrinks it most
+            for index, axis in grid:
+                array = xp.take(array, index, axis=axis)
+            return array
         flat = xp.reshape(array, (*array.shape[:-2], counts[0] * counts[1]))
         return frame.take(flat, rows * counts[1] + keys, self.argument)
 
