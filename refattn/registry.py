@@ -6,6 +6,7 @@ A plugin that cannot be loaded is listed with its fault and its distribution; it
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,17 @@ def get(name: str) -> Backend:
             return _load(entry)
     choices = ", ".join(names()) or "none, because refattn was not installed but merely found on the path"
     raise BackendError("backend", f"a published plugin ({choices})", repr(name))
+
+
+@functools.cache
+def plugin_of(library: str) -> Backend | None:
+    """The plugin for arrays of a library, named as its root module; None where there is none."""
+    for entry in _published():
+        with contextlib.suppress(BackendError):  # a broken plugin of another library is no concern here
+            plugin = _load(entry)
+            if plugin.library.partition(".")[0] == library:
+                return plugin
+    return None
 
 
 def tiled(library: str) -> Callable[[Any], Any]:
