@@ -11,12 +11,14 @@ g(n) is the growth of rounding errors in a sum of n terms: min(n, 4 sqrt(n)) for
 (many equal terms) and for every order of summation. An infinite bound says "not judgeable": the model permits logit
 errors so large that nothing can be concluded. There is no absolute tolerance anywhere.
 
-All functions work on blocks of rows of one head, host NumPy float64.
+Everything that is summed over keys is summed block by block: `weight_sums` and `output_sums` give what a block of one
+head adds, and the bounds are made of whole sums. Host NumPy float64.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,26 +32,38 @@ LEAST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126, "floa
 TILE = 32
 # exp() of more overflows; a logit error of that size is far beyond judgeable.
 LARGEST_ERROR = 700.0
+# Elements of the largest temporary array of distances: what a core's cache holds.
+DISTANCES = 2**16
 
 
 class Rows(NamedTuple):
-    """Exact values of R query rows of one head over Lk keys, non-finite data zero-filled: what the bounds read."""
+    """Exact results of query rows, non-finite data zero-filled: what the bounds read of them."""
 
-    visible: Array  # (R, Lk) bool
-    size: Array  # (R, Lk) |scale| * |q|.|k|
-    scaled: Array  # (R, Lk) scores times scale
-    capped: Array  # (R, Lk) after the soft cap
-    bias: Array | None  # (R, Lk), 0 at invisible pairs
-    logits: Array  # (R, Lk), -inf at invisible pairs
-    sink: float | None
-    lse: Array  # (R,)
-    weights: Array  # (R, Lk)
-    v: Array  # (Lk, d_v)
-    output: Array  # (R, d_v)
+    k_len: int
     d_k: int
+    scale: float
     softcap: float | None
-    incoming: Array | float  # (R, Lk) error of the scaled scores that came in with q and k
-    v_error: Array | None  # (Lk, d_v) error that came in with v
+    some: Array  # (..., R) bool, whether a key is visible
+    sink: Array  # (..., R), -inf for none
+    largest: Array  # (..., R) largest visible logit, -inf for none
+    level: Array  # (..., R) the weights are exp(logits - level) / total
+    total: Array  # (..., R)
+    lse: Array  # (..., R)
+    output: Array  # (..., R, d_v)
+
+
+class Block(NamedTuple):
+    """Exact values of R of these rows, of one head, over K of the keys."""
+
+    q: Array  # (R, d_k), finite
+    k: Array  # (K, d_k), finite
+    v: Array  # (K, d_v), as it is
+    errors: Sequence[Array] | None  # of q, k and v
+    visible: Array  # (R, K) bool
+    scaled: Array  # (R, K) scores times scale
+    capped: Array  # (R, K) after the soft cap
+    bias: Array | None  # (R, K)
+    logits: Array  # (R, K), -inf at invisible pairs
 
 
 @dataclass(frozen=True)
@@ -89,95 +103,176 @@ def rounding_model(dtype: str, model: str = "fused", coherent: bool = False) -> 
 
 
 class Perturbation(NamedTuple):
-    """What the logit errors of a model can do to the weights of R rows."""
+    """What the logit errors of a model can do to the weights p of one block, all (R, K) and 0 at invisible pairs."""
 
-    error: Array  # (R, Lk) largest logit errors, 0 at invisible pairs
-    grown: Array  # (R, Lk) p (e^ds - 1)
-    sink_grown: Array  # (R,) the same of the sink
-    raised: Array  # (R, Lk) largest weights
-    least_sum: Array  # (R,) smallest sum of perturbed weights
-    judgeable: Array  # (R,) bool
+    weights: Array  # p
+    grown: Array  # p (e^ds - 1)
+    raised: Array  # p e^ds
+    lost: Array  # p (1 - e^-ds)
 
 
-def logit_error(rows: Rows, model: Model) -> Array:
-    """The largest error of each logit, (R, Lk), 0 at invisible pairs."""
+class Sums(NamedTuple):
+    """What the bound of the output needs of all keys: sums that blocks of keys add to."""
+
+    grown: Array  # (..., R)
+    lost: Array  # (..., R)
+    moved: Array  # (..., R, d_v) grown times |v - output|
+    raised: Array  # (..., R, d_v) raised times |v|
+    seen: Array  # (..., R, d_v) |v| of visible keys
+    incoming: Array  # (..., R, d_v) raised times the error that came in with v
+
+
+def logit_error(rows: Rows, block: Block, model: Model) -> Array:
+    """The largest error of each visible logit, (R, K)."""
     import numpy as np
 
     u, s = model.accumulation, model.storage if model.unfused else 0.0
-    error = rows.incoming + (model.growth(rows.d_k) + 2) * u * rows.size + 2 * s * np.abs(rows.scaled)
+    q, k = np.abs(block.q), np.abs(block.k)
+    error = q @ k.T
+    error *= abs(rows.scale)
+    error = finite(error) * ((model.growth(rows.d_k) + 2) * u)
+    if block.errors is not None:
+        q_error, k_error, _ = block.errors
+        error = error + abs(rows.scale) * (q_error @ (k + k_error).T + q @ k_error.T)
+    if s:
+        error = error + 2 * s * np.abs(finite(block.scaled))
     if rows.softcap is not None:
+        capped = finite(block.capped)
         # The slope of the cap anywhere within the error: its own slope is at most 1 / softcap.
-        slope = np.minimum(1.0, 1 - (rows.capped / rows.softcap) ** 2 + error / rows.softcap)
-        error = error * slope + (4 * u + 2 * s) * np.abs(rows.capped)
-    if rows.bias is not None:
-        error = error + u * np.abs(rows.capped) + 2 * u * np.abs(rows.bias)
-        error = error + s * (np.abs(rows.capped + rows.bias) + np.abs(rows.bias))
-    below = np.where(rows.visible, finite(rows.logits) - _largest(rows)[:, None], 0.0)
-    return np.where(rows.visible, np.minimum(error + 2 * u * np.abs(below), LARGEST_ERROR), 0.0)
+        slope = np.minimum(1.0, 1 - (capped / rows.softcap) ** 2 + error / rows.softcap)
+        error = error * slope + (4 * u + 2 * s) * np.abs(capped)
+    if block.bias is not None:
+        capped, bias = finite(block.capped), finite(block.bias)
+        error = error + u * np.abs(capped) + 2 * u * np.abs(bias)
+        error = error + s * (np.abs(capped + bias) + np.abs(bias))
+    below = block.logits - _peak(rows)[:, None]  # infinite at invisible pairs, whose weight is 0
+    below *= 2 * u
+    error += np.abs(below, out=below)
+    return np.fmin(error, LARGEST_ERROR, out=error)
 
 
-def perturbation(rows: Rows, model: Model) -> Perturbation:
-    """The effect of the largest logit errors on the weights."""
+def perturbation(rows: Rows, block: Block, model: Model) -> Perturbation:
+    """The effect of the largest logit errors on the weights of one block."""
     import numpy as np
 
-    error = logit_error(rows, model)
-    grown = rows.weights * np.expm1(error)
-    least_sum = np.sum(rows.weights * np.exp(-error), axis=-1)
-    sink_grown = np.zeros_like(least_sum)
-    if rows.sink is not None and math.isfinite(rows.sink):
-        u = model.accumulation + (model.storage if model.unfused else 0.0)
-        sink_error = u * abs(rows.sink) + 2 * model.accumulation * np.abs(rows.sink - _largest(rows))
-        sink_weight = np.exp(rows.sink - finite(rows.lse))
-        sink_grown = sink_weight * np.expm1(np.minimum(sink_error, LARGEST_ERROR))
-        least_sum = least_sum + sink_weight * np.exp(-sink_error)
-    some = np.any(rows.visible, axis=-1)
-    least_sum = np.where(some & (least_sum > 0), least_sum, 1.0)
-    raised = rows.weights * np.exp(error) / least_sum[:, None]
-    judgeable = np.sum(grown, axis=-1) + sink_grown <= math.expm1(1.0)
-    return Perturbation(error, grown, sink_grown, raised, least_sum, judgeable)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        weights = block.logits - rows.level[:, None]
+        np.exp(weights, out=weights)
+        weights /= rows.total[:, None]
+        growth = logit_error(rows, block, model)
+        np.expm1(growth, out=growth)
+        grown = weights * growth
+        growth += 1
+        return Perturbation(weights, grown, weights + grown, np.divide(grown, growth, out=growth))
 
 
-def output_bound(rows: Rows, model: Model) -> Array:
-    """The bound of each output element, (R, d_v); 0 for empty rows, infinite where not judgeable."""
+def weight_sums(rows: Rows, block: Block, model: Model) -> tuple[Array, Array]:
+    """What one block adds to the sums of p (e^ds - 1) and of p (1 - e^-ds), (R,) each."""
     import numpy as np
 
-    p = perturbation(rows, model)
-    k_len, size, own = rows.v.shape[0], np.abs(rows.v), np.abs(rows.output)
-    spread = np.abs(rows.v[None, :, :] - rows.output[:, None, :])  # (R, Lk, d_v)
-    moved = np.matmul(p.grown[:, None, :], spread)[:, 0, :] + p.sink_grown[:, None] * own
-    moved = moved / p.least_sum[:, None]
-    if rows.v_error is not None:
-        moved = moved + p.raised @ rows.v_error
-    relative = _row_error(k_len, model) * 2 * model.accumulation + model.weight_roundings * model.storage
-    underflow = max(model.weight_roundings, 1) * model.least * (rows.visible.astype(float) @ size)
-    computed = moved + relative * (p.raised @ size) + underflow
-    bound = computed * (1 + model.storage) + model.storage * own + model.least
-    bound = np.where(np.any(rows.visible, axis=-1)[:, None], bound, 0.0)
-    return np.where(p.judgeable[:, None], bound * model.reference, np.inf)
+    p = perturbation(rows, block, model)
+    return np.sum(p.grown, axis=-1), np.sum(p.lost, axis=-1)
 
 
-def lse_bound(rows: Rows, model: Model) -> Array:
-    """The bound of each log-sum-exp, (R,), stored in the accumulation type; 0 for rows with nothing to sum."""
+def output_sums(rows: Rows, block: Block, model: Model) -> Sums:
+    """What one block adds to `Sums`."""
     import numpy as np
 
-    p, u = perturbation(rows, model), model.accumulation
-    lse = finite(rows.lse)
-    moved = np.log1p(np.sum(p.grown, axis=-1) + p.sink_grown)
-    moved = np.maximum(moved, -np.log(p.least_sum))
-    rounding = u * (_row_error(rows.v.shape[0], model) + 3 * np.abs(lse) + 2 * np.abs(_largest(rows)) + 4)
-    bound = np.where(np.isfinite(rows.lse), moved + rounding, 0.0)
-    return np.where(p.judgeable, bound * model.reference, np.inf)
+    p = perturbation(rows, block, model)
+    v = finite(block.v)
+    size = np.abs(v)
+    incoming = np.zeros_like(rows.output) if block.errors is None else p.raised @ block.errors[2]
+    return Sums(
+        grown=np.sum(p.grown, axis=-1),
+        lost=np.sum(p.lost, axis=-1),
+        moved=_distances(p.grown, v, rows.output),
+        raised=p.raised @ size,
+        seen=block.visible.astype(np.float64) @ size,
+        incoming=incoming,
+    )
 
 
-def weights_bound(rows: Rows, model: Model) -> Array:
-    """The bound of each weight, (R, Lk); 0 at invisible pairs."""
+def output_bound(rows: Rows, sums: Sums, model: Model) -> Array:
+    """The bound of each output element, (..., R, d_v); 0 for empty rows, infinite where not judgeable."""
     import numpy as np
 
-    p = perturbation(rows, model)
+    own = np.abs(rows.output)
+    least_sum = 1 - _lost(rows, sums.lost, model)[..., None]
+    relative = _row_error(rows.k_len, model) * 2 * model.accumulation + model.weight_roundings * model.storage
+    underflow = max(model.weight_roundings, 1) * model.least * sums.seen
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = sums.moved + _sink(rows, model)[0][..., None] * own + sums.incoming
+        computed = (moved + relative * sums.raised) / least_sum + underflow
+        bound = computed * (1 + model.storage) + model.storage * own + model.least
+    bound = np.where(rows.some[..., None], bound * model.reference, 0.0)
+    return np.where(judgeable(rows, sums.grown, model)[..., None], bound, np.inf)
+
+
+def lse_bound(rows: Rows, grown: Array, lost: Array, model: Model) -> Array:
+    """The bound of each log-sum-exp, (..., R), stored in the accumulation type; 0 for rows with nothing to sum."""
+    import numpy as np
+
+    u, lse = model.accumulation, finite(rows.lse)
+    moved = np.log1p(grown + _sink(rows, model)[0])
+    moved = np.maximum(moved, -np.log1p(-_lost(rows, lost, model)))
+    rounding = u * (_row_error(rows.k_len, model) + 3 * np.abs(lse) + 2 * np.abs(_peak(rows)) + 4)
+    bound = np.where(np.isfinite(rows.lse), (moved + rounding) * model.reference, 0.0)
+    return np.where(judgeable(rows, grown, model), bound, np.inf)
+
+
+def weights_bound(rows: Rows, block: Block, lost: Array, model: Model) -> Array:
+    """The bound of each weight of a block, (R, K), where judgeable; 0 at invisible pairs."""
+    import numpy as np
+
+    p = perturbation(rows, block, model)
+    lost = _lost(rows, lost, model)[:, None]
     stored = model.storage if model.unfused else model.accumulation
-    relative = (_row_error(rows.v.shape[0], model) + 3) * model.accumulation + stored
-    bound = (p.raised - rows.weights) + relative * p.raised + model.least
-    return np.where(p.judgeable[:, None], np.where(rows.visible, bound * model.reference, 0.0), np.inf)
+    relative = (_row_error(rows.k_len, model) + 3) * model.accumulation + stored
+    with np.errstate(over="ignore"):
+        bound = (p.grown + p.weights * lost + relative * p.raised) / (1 - lost) + model.least
+    return np.where(block.visible, bound * model.reference, 0.0)
+
+
+def judgeable(rows: Rows, grown: Array, model: Model) -> Array:
+    """Whether the errors of a row's logits are so small that something follows from the bounds, (..., R) bool."""
+    return grown + _sink(rows, model)[0] <= math.expm1(1.0)
+
+
+def _sink(rows: Rows, model: Model) -> tuple[Array, Array]:
+    """How much the weight of the sink can grow and shrink by, (..., R) each; 0 where there is none."""
+    import numpy as np
+
+    sink = finite(rows.sink)
+    u = model.accumulation + (model.storage if model.unfused else 0.0)
+    error = u * np.abs(sink) + 2 * model.accumulation * np.abs(sink - _peak(rows))
+    error = np.minimum(error, LARGEST_ERROR)
+    weight = np.exp(rows.sink - rows.level) / rows.total
+    return weight * np.expm1(error), weight * -np.expm1(-error)
+
+
+def _lost(rows: Rows, lost: Array, model: Model) -> Array:
+    """How far below 1 the sum of the perturbed weights and the sink's can lie, (..., R), below 1 where judgeable."""
+    import numpy as np
+
+    lost = lost + _sink(rows, model)[1]
+    return np.where(rows.some & (lost < 1), lost, 0.0)
+
+
+def _distances(grown: Array, v: Array, output: Array) -> Array:
+    """The sum over keys of grown times |v - output|, (R, d_v), without an array (R, K, d_v)."""
+    import numpy as np
+
+    sums, columns = np.empty(output.shape), np.ascontiguousarray(v.T)  # (R, d_v), (d_v, K)
+    step = max(1, DISTANCES // max(1, v.size))
+    space = np.empty((min(step, len(output)), *columns.shape))
+    with np.errstate():  # which also ends what setbufsize begins
+        np.setbufsize(16)  # rows as they are: what broadcasts would be copied into a larger buffer first
+        for start in range(0, len(output), step):
+            rows = slice(start, start + step)
+            distance = np.subtract(columns, output[rows, :, None], out=space[: len(output[rows])])
+            np.abs(distance, out=distance)
+            sums[rows] = np.matmul(distance, grown[rows, :, None])[..., 0]
+    return sums
 
 
 def _row_error(k_len: int, model: Model) -> float:
@@ -185,16 +280,16 @@ def _row_error(k_len: int, model: Model) -> float:
     return model.growth(k_len) + math.ceil(k_len / TILE) + 3
 
 
-def _largest(rows: Rows) -> Array:
-    """The largest finite logit or sink of each row, 0 where there is none, (R,)."""
+def _peak(rows: Rows) -> Array:
+    """The largest logit or sink of each row, 0 where there is none, (..., R)."""
     import numpy as np
 
-    sink = -math.inf if rows.sink is None else rows.sink
-    return finite(np.max(np.where(rows.visible, rows.logits, -np.inf), axis=-1, initial=sink))
+    return finite(np.maximum(rows.largest, rows.sink))
 
 
 def finite(x: Array) -> Array:
-    """x with 0 in place of NaN and infinities."""
+    """x with 0 in place of NaN and infinities, x itself where it has none."""
     import numpy as np
 
-    return np.where(np.isfinite(x), x, 0.0)
+    kept = np.isfinite(x)
+    return x if np.all(kept) else np.where(kept, x, 0.0)

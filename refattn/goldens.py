@@ -1,28 +1,26 @@
 """Golden values: attention in float64 on the host, for any inputs, each with a derived error bound (N6).
 
-A second formulation that shares no line with the pipeline: one head at a time, in blocks of query rows, non-finite
-values set aside and put back by rule, the products accumulated before the division. Nothing under test produces an
-expected value. Of refattn `golden` asks the check of its arguments (`check_call`), and masks and biases, evaluated on
-the positions of a Frame; `golden_visible` does without all three.
+A second formulation that shares no line with the pipeline: one head at a time, in blocks of query rows and keys, which
+alone are converted to float64, non-finite values set aside and put back by rule, the products accumulated before the
+division. Nothing under test produces an expected value. Of refattn `golden` asks the check of its arguments
+(`check_call`), and masks and biases, evaluated on the positions of a Frame; `golden_visible` does without all three.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from refattn import bounds
+from refattn import bounds, registry
 from refattn.arguments import check_call
-from refattn.arrays import Array, library_of
+from refattn.arrays import Array, is_array, is_host, library_of
 from refattn.biases import Bias, Plain, Relative
-from refattn.errors import BackendError
 from refattn.frames import Frame
 from refattn.masks import Mask
 
-# Elements of the largest temporary array of one block of rows.
-BLOCK_ELEMENTS = 2**20
+# Query rows and keys of one block, whose temporary arrays stay near a core's cache.
+ROWS, KEYS = 128, 1024
 
 
 def golden(
@@ -44,6 +42,7 @@ def golden(
     """Attention over host copies of q, k and v, which may be arrays of any library; options as in `attention`.
 
     rows picks query rows by index, their positions unchanged; weights=True keeps the weights, (..., H, R, Lk).
+    Beyond the copies memory is linear in the rows and independent of the keys.
     Raises what `attention` raises for masks, biases and positions that do not fit.
     """
     call = check_call(
@@ -59,14 +58,15 @@ def golden(
         q_start=q_start,
         k_start=k_start,
     )
-    q_at, k_at = (start if isinstance(start, int) else host(start) for start in (call.q_start, call.k_start))
-    starts, k_len, summands = (q_at, k_at), k.shape[-2], call.bias
+    starts = tuple(start if isinstance(start, int) else host(start) for start in (call.q_start, call.k_start))
+    shown, terms = call.mask, None if call.bias is None else [_on_host(term) for term in call.bias.terms()]
+    del call  # with the copies of q, k and v that it may hold
     return Golden(
         host(q),
         host(k),
         host(v),
-        visible=lambda at: _evaluate_mask(call.mask, at, k_len, starts),
-        bias=None if summands is None else lambda at: _evaluate_bias(summands, at, k_len, starts),
+        visible=lambda rows, keys: _evaluate_mask(shown, rows, keys, starts),
+        bias=None if terms is None else lambda rows, keys: _evaluate_bias(terms, rows, keys, starts),
         scale=None if scale is None else float(host(scale)),
         softcap=softcap,
         sinks=None if sinks is None else host(sinks),
@@ -94,14 +94,13 @@ def golden_visible(
     A bias of -inf hides its pair. errors are bounds on q, k and v themselves, of their shapes, that the results'
     bounds then include.
     """
-    q, k, v = host(q), host(k), host(v)
-    plain, plain_bias = host(visible), None if bias is None else host(bias)
+    plain, plain_bias = host(visible), None if bias is None else host(bias).copy()
     return Golden(
-        q,
-        k,
-        v,
-        visible=lambda at: _take_rows(plain, at),
-        bias=None if plain_bias is None else lambda at: _take_rows(plain_bias, at),
+        host(q),
+        host(k),
+        host(v),
+        visible=lambda rows, keys: _take(plain, rows, keys),
+        bias=None if plain_bias is None else lambda rows, keys: _take(plain_bias, rows, keys),
         scale=scale,
         softcap=softcap,
         sinks=None if sinks is None else host(sinks),
@@ -123,8 +122,8 @@ class Golden:
         k: Array,
         v: Array,
         *,
-        visible: Callable[[Array], Array],
-        bias: Callable[[Array], Array] | None = None,
+        visible: Callable[[Array, slice], Array],
+        bias: Callable[[Array, slice], Array] | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         sinks: Array | None = None,
@@ -136,162 +135,230 @@ class Golden:
 
         self._single = q.ndim == 2
         self._batch, self._heads, q_len, self._k_len = _pair_shape(q, k, v)
-        lifted = [x[None] if self._single else x for x in (q, k, v, *(errors or ()))]
-        self._q, self._k, self._v = (np.broadcast_to(x, (*self._batch, *x.shape[-3:])) for x in lifted[:3])
-        self._errors = [np.broadcast_to(x, (*self._batch, *x.shape[-3:])) for x in lifted[3:]]
+        picked = slice(None) if rows is None else np.asarray(rows, dtype=int)
+        self._rows = np.arange(q_len)[picked]
+        # Copies in their own dtype, of q only the picked rows: what is done to the inputs later changes no bound.
+        copies = [np.array(x) for x in (q[..., picked, :], k, v)]
+        given = [errors[0][..., picked, :], *errors[1:]] if errors else []
+        lifted = [x[None] if self._single else x for x in (*copies, *given)]
+        self._q, self._k, self._v, *self._errors = (np.broadcast_to(x, (*self._batch, *x.shape[-3:])) for x in lifted)
         self._visible, self._bias = visible, bias
-        self._d_k = q.shape[-1]
+        self._d_k, self._d_v = q.shape[-1], v.shape[-1]
         self._scale = scale if scale is not None else (1 / math.sqrt(self._d_k) if self._d_k else 1.0)
         self._softcap = softcap
-        self._sinks = None if sinks is None else np.broadcast_to(sinks, (self._heads,))
-        self._rows = np.arange(q_len)[np.asarray(rows, dtype=int)] if rows is not None else np.arange(q_len)
-
-        lead = (*self._batch, self._heads, len(self._rows))
-        output, lse = np.zeros((*lead, v.shape[-1])), np.zeros(lead)
-        kept = np.zeros((*lead, self._k_len)) if weights else None
-        for at, part, nan, poison in self._blocks(BLOCK_ELEMENTS // max(1, self._k_len)):
-            output[at] = np.where(nan[:, None], np.nan, part.output) + poison
-            lse[at] = np.where(nan, np.nan, part.lse)
-            if kept is not None:
-                kept[at] = np.where(nan[:, None], np.nan, part.weights)
-        self.output, self.lse = self._trim(output), self._trim(lse)
-        self.weights: Array = None if kept is None else self._trim(kept)
+        self._lead = (*self._batch, self._heads, len(self._rows))
+        sinks = np.full(1, -np.inf) if sinks is None else _wide(sinks).reshape(-1, 1)
+        self._sinks = np.broadcast_to(sinks, self._lead)
+        self._weight_sums: dict[bounds.Model, tuple[Array, Array]] = {}
+        self._sum_up(weights)
 
     def bound(self, dtype: str, model: str = "fused", coherent: bool = False) -> Array:
-        """The largest error of each output element that the model allows; see `refattn.bounds`. Same shape."""
-        return self._bound(bounds.output_bound, (self._v.shape[-1],), dtype, model, coherent)
+        """The largest error of each output element that the model allows; see `refattn.bounds`. Same shape.
+
+        0 in rows that are NaN.
+        """
+        chosen, wide = bounds.rounding_model(dtype, model, coherent), (self._d_v,)
+        sums = bounds.Sums(*self._sums(bounds.output_sums, [(), (), wide, wide, wide, wide], chosen))
+        self._weight_sums[chosen] = sums.grown, sums.lost
+        return self._finish(bounds.output_bound(self._results(...), sums, chosen))
 
     def lse_bound(self, dtype: str, model: str = "fused", coherent: bool = False) -> Array:
         """The same for the log-sum-exp."""
-        return self._bound(bounds.lse_bound, (), dtype, model, coherent)
+        chosen = bounds.rounding_model(dtype, model, coherent)
+        grown, lost = self._sums_of_weights(chosen)
+        return self._finish(bounds.lse_bound(self._results(...), grown, lost, chosen))
 
     def weights_bound(self, dtype: str, model: str = "fused", coherent: bool = False) -> Array:
         """The same for the weights."""
-        return self._bound(bounds.weights_bound, (self._k_len,), dtype, model, coherent)
-
-    def _bound(self, rule: Any, tail: tuple[int, ...], dtype: str, model: str, coherent: bool) -> Array:
         import numpy as np
 
         chosen = bounds.rounding_model(dtype, model, coherent)
-        bound = np.zeros((*self._batch, self._heads, len(self._rows), *tail))
-        width = self._v.shape[-1] if rule is bounds.output_bound else 1
-        for at, part, _, _ in self._blocks(BLOCK_ELEMENTS // max(1, self._k_len * width)):
-            bound[at] = rule(part, chosen)
-        return self._trim(bound)
+        grown, lost = self._sums_of_weights(chosen)
+        bound = np.zeros((*self._lead, self._k_len))
+        for at, keys, block in self._blocks():
+            bound[(*at, keys)] = bounds.weights_bound(self._results(at), block, lost[at], chosen)
+        bound[~bounds.judgeable(self._results(...), grown, chosen)] = np.inf
+        return self._finish(bound)
+
+    def _sum_up(self, weights: bool) -> None:
+        """Softmax over one block of keys after the other, each row relative to a level near its largest logit."""
+        import numpy as np
+
+        lead = self._lead
+        self._nan = np.isnan(self._sinks) | np.isposinf(self._sinks)
+        self._sinks = np.where(self._nan, -np.inf, self._sinks)
+        self._some, self._largest = np.zeros(lead, dtype=bool), np.full(lead, -np.inf)
+        self._level = np.maximum(self._sinks, np.finfo(np.float64).min)
+        total, output = _Sum(lead), _Sum((*lead, self._d_v))
+        total.add(..., 0.0, np.exp(self._sinks - self._level))
+        up, down = (np.zeros((*lead, self._d_v), dtype=bool) for _ in range(2))
+        kept = np.full((*lead, self._k_len), -np.inf) if weights else None
+        for at, keys, block in self._blocks():
+            v = bounds.finite(block.v)
+            with np.errstate(over="ignore", invalid="ignore"):
+                top, level = np.max(block.logits, axis=-1), self._level[at]
+                # The level follows steps of more than 1 alone: what was shifted n times lies n - 1 or more below it,
+                # and exp() of such a distance, taken at once, rounds as often.
+                raised = np.where(top > level + 1, top, level)
+                shift, grown = np.exp(level - raised), block.logits - raised[:, None]
+                np.exp(grown, out=grown)
+                total.add(at, shift, np.sum(grown, axis=-1))
+                output.add(at, shift[:, None], grown @ v)
+                self._some[at], self._level[at] = True, raised
+                self._largest[at] = np.maximum(self._largest[at], top)
+            if v is not block.v:
+                seen = block.visible.astype(np.float64)
+                up[at] |= seen @ (np.isnan(block.v) | np.isposinf(block.v)) > 0
+                down[at] |= seen @ (np.isnan(block.v) | np.isneginf(block.v)) > 0
+            if kept is not None:
+                kept[(*at, keys)] = block.logits
+
+        broken = ~np.all(np.isfinite(self._q), axis=-1)  # (M20, M21)
+        broken = broken | (np.isneginf(self._largest) & np.isneginf(self._sinks))  # nothing to divide by (P7)
+        self._nan = self._nan | (self._some & broken) | np.isnan(self._largest) | np.isposinf(self._largest)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            lse = self._level + np.log(total.value)
+            self._total = np.where(self._nan | (total.value == 0), 1.0, total.value)
+            quotient = output.value / self._total[..., None]
+        self._lse, self._output = np.where(self._nan, 0.0, lse), bounds.finite(quotient)
+        poison = np.where(up & down, np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))
+        self.output = self._trim(np.where(self._nan[..., None], np.nan, quotient) + poison)
+        self.lse = self._trim(np.where(self._nan, np.nan, lse))
+        self.weights: Array = None
+        if kept is not None:
+            kept[self._nan] = np.nan
+            kept -= self._level[..., None]
+            np.exp(kept, out=kept)
+            kept /= self._total[..., None]
+            self.weights = self._trim(kept)
 
     def _trim(self, x: Array) -> Array:
         return x[0] if self._single else x
 
-    def _blocks(self, step: int) -> Iterator[tuple[tuple[Any, ...], bounds.Rows, Array, Array]]:
-        """Index, exact values, NaN rows (R,) and non-finite additions (R, d_v) of every block of every head."""
-        import numpy as np
+    def _finish(self, bound: Array) -> Array:
+        bound[self._nan] = 0.0
+        return self._trim(bound)
 
-        step = max(1, step)
-        for start in range(0, len(self._rows), step):
-            rows = self._rows[start : start + step]
-            shape = (*self._batch, self._heads, len(rows), self._k_len)
-            visible = np.broadcast_to(self._visible(rows), shape)
-            bias = None if self._bias is None else np.broadcast_to(self._bias(rows), shape)
-            for index in np.ndindex(*shape[:-2]):
-                at = (*index, slice(start, start + len(rows)))
-                yield at, *self._evaluate(index, rows, visible[index], None if bias is None else bias[index])
-
-    def _evaluate(
-        self, index: tuple[int, ...], rows: Array, visible: Array, bias: Array | None
-    ) -> tuple[bounds.Rows, Array, Array]:
-        """One block of rows of one head: the finite problem, and what non-finite data make of it."""
-        import numpy as np
-
-        kv = (*index[:-1], index[-1] // (self._heads // self._k.shape[-3]))
-        q, k, v = self._q[index][rows], self._k[kv], self._v[kv]
-        if bias is not None:
-            visible = visible & ~np.isneginf(bias)
-            bias = np.where(visible, bias, 0.0)
-        # Non-finite numbers take no part in the arithmetic; what they do to visible pairs is a rule (M20, M21).
-        bad = np.any(~np.isfinite(k), axis=-1)[None, :] & visible
-        if bias is not None:
-            bad = bad | (visible & ~np.isfinite(bias))
-            bias = bounds.finite(bias)
-        nan_row = np.any(~np.isfinite(q), axis=-1) & np.any(visible, axis=-1)
-        finite_q, finite_k, finite_v = bounds.finite(q), bounds.finite(k), bounds.finite(v)
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            scaled = self._scale * (finite_q @ finite_k.T)
-            size = abs(self._scale) * (np.abs(finite_q) @ np.abs(finite_k).T)
-            capped = scaled if self._softcap is None else self._softcap * np.tanh(scaled / self._softcap)
-            logits = np.where(visible, capped if bias is None else capped + bias, -np.inf)
-        nan_row = nan_row | np.any(bad, axis=-1)
-        nan_row = nan_row | np.any(visible & (np.isposinf(logits) | np.isnan(logits)), axis=-1)
-        sink = None if self._sinks is None else float(self._sinks[index[-1]])
-        if sink is not None and (math.isnan(sink) or sink == math.inf):
-            nan_row, sink = np.ones_like(nan_row), None
-        if sink is None or sink == -math.inf:  # nothing to divide by (P7)
-            nan_row = nan_row | (np.any(visible, axis=-1) & ~np.any(visible & np.isfinite(logits), axis=-1))
-        logits = np.where(nan_row[:, None] & visible, 0.0, logits)
-
-        start = np.max(logits, axis=-1, initial=-np.inf if sink is None else sink)
-        start = np.where(np.isneginf(start), 0.0, start)
-        grown = np.exp(logits - start[:, None])
-        total = np.sum(grown, axis=-1) + (0.0 if sink is None else np.exp(sink - start))
-        divisor = np.where(total == 0, 1.0, total)[:, None]
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            lse = start + np.log(total)
-            output = (grown @ finite_v) / divisor
-
-        incoming: Array | float = 0.0
-        v_error = None
-        if self._errors:
-            q_error, k_error, v_error = self._errors[0][index][rows], self._errors[1][kv], self._errors[2][kv]
-            incoming = q_error @ (np.abs(finite_k) + k_error).T + np.abs(finite_q) @ k_error.T
-            incoming = abs(self._scale) * incoming
-        part = bounds.Rows(
-            visible=visible,
-            size=bounds.finite(np.where(visible, size, 0.0)),
-            scaled=bounds.finite(np.where(visible, scaled, 0.0)),
-            capped=bounds.finite(np.where(visible, capped, 0.0)),
-            bias=bias,
-            logits=logits,
-            sink=sink,
-            lse=lse,
-            weights=grown / divisor,
-            v=finite_v,
-            output=output,
+    def _results(self, at: Any) -> bounds.Rows:
+        """What the bounds read of the rows at an index."""
+        return bounds.Rows(
+            k_len=self._k_len,
             d_k=self._d_k,
+            scale=self._scale,
             softcap=self._softcap,
-            incoming=incoming,
-            v_error=v_error,
+            some=self._some[at],
+            sink=self._sinks[at],
+            largest=self._largest[at],
+            level=self._level[at],
+            total=self._total[at],
+            lse=self._lse[at],
+            output=self._output[at],
         )
-        return part, nan_row, _poison(visible, v)
+
+    def _sums_of_weights(self, model: bounds.Model) -> tuple[Array, Array]:
+        """What `bounds.weight_sums` comes to over all keys; `bound` may have summed it up already."""
+        if model not in self._weight_sums:
+            grown, lost = self._sums(bounds.weight_sums, [(), ()], model)
+            self._weight_sums[model] = grown, lost
+        return self._weight_sums[model]
+
+    def _sums(self, part: Callable[..., Any], tails: list[tuple[int, ...]], model: bounds.Model) -> list[Array]:
+        """Sums over all keys of what `part` makes of each block: one array (..., H, R, *tail) per tail."""
+        import numpy as np
+
+        sums = [np.zeros((*self._lead, *tail)) for tail in tails]
+        for at, _, block in self._blocks():
+            with np.errstate(over="ignore", invalid="ignore"):
+                for whole, x in zip(sums, part(self._results(at), block, model)):
+                    whole[at] += x
+        return sums
+
+    def _blocks(self) -> Iterator[tuple[tuple[Any, ...], slice, bounds.Block]]:
+        """Of each block: its rows that see one of its keys and are not NaN, as an index; its keys; exact values."""
+        import numpy as np
+
+        if len(self._rows) * self._k_len > ROWS * KEYS:
+            np.empty(2**21)  # once freed, makes malloc keep the memory of blocks, which would be mapped anew for each
+        row_step = max(ROWS, ROWS * KEYS // max(1, self._k_len))
+        for start in range(0, len(self._rows), row_step):
+            rows = self._rows[start : start + row_step]
+            key_step = max(KEYS, ROWS * KEYS // max(len(rows), self._d_k, self._d_v))
+            for first in range(0, self._k_len, key_step):
+                keys = slice(first, min(first + key_step, self._k_len))
+                shape = (*self._lead[:-1], len(rows), keys.stop - first)
+                visible, bias = self._visible(rows, keys), None
+                if not np.any(visible):
+                    continue
+                if self._bias is not None:
+                    bias = _wide(self._bias(rows, keys))
+                    visible = visible & ~np.isneginf(bias)
+                    bias = np.broadcast_to(bias, shape)
+                visible = np.broadcast_to(visible, shape)
+                for index in np.ndindex(*shape[:-2]):
+                    nan = self._nan[index][start : start + len(rows)]
+                    seen = np.flatnonzero(np.any(visible[index], axis=-1) & ~nan)
+                    if seen.size:
+                        at = (*index, start + seen)
+                        pairs = [None if x is None else x[index][seen] for x in (visible, bias)]
+                        yield at, keys, self._evaluate(at, keys, *pairs)
+
+    def _evaluate(self, at: tuple[Any, ...], keys: slice, visible: Array, bias: Array | None) -> bounds.Block:
+        """One block of rows and keys of one head. Logits are NaN where the key is not finite (M20)."""
+        import numpy as np
+
+        kv = (*at[:-2], at[-2] // (self._heads // self._k.shape[-3]))
+        q, k, v = _wide(self._q[at]), _wide(self._k[kv][keys]), _wide(self._v[kv][keys])
+        finite_q, finite_k = bounds.finite(q), bounds.finite(k)
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            scaled = finite_q @ finite_k.T
+            scaled *= self._scale
+            if finite_k is not k:
+                scaled[:, ~np.all(np.isfinite(k), axis=-1)] = np.nan
+            capped = scaled if self._softcap is None else self._softcap * np.tanh(scaled / self._softcap)
+            logits = capped if bias is None else capped + bias
+            if not np.all(visible):
+                logits = np.where(visible, logits, -np.inf)
+        errors = [self._errors[0][at], *(x[kv][keys] for x in self._errors[1:])] if self._errors else None
+        return bounds.Block(finite_q, finite_k, v, errors, visible, scaled, capped, bias, logits)
+
+
+class _Sum:
+    """A sum of blocks that keeps what each addition rounds off (Knuth, 1969): many blocks are as exact as one."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        import numpy as np
+
+        self._high, self._low = np.zeros(shape), np.zeros(shape)
+
+    def add(self, at: Any, shift: Array, x: Array) -> None:
+        """Add x to the rows at an index, after what is there is multiplied by shift."""
+        old = self._high[at] * shift
+        new = old + x
+        taken = new - old
+        self._high[at], self._low[at] = new, self._low[at] * shift + ((old - (new - taken)) + (x - taken))
+
+    @property
+    def value(self) -> Array:
+        import numpy as np
+
+        return np.where(np.isfinite(self._high), self._high + self._low, self._high)
 
 
 def host(x: Any) -> Array:
-    """A NumPy copy of any library's array: floats as float64, exactly; booleans and integers as they are.
-
-    A library is found by its plugin; what has none is handed to NumPy.
-    """
+    """Any library's array as a NumPy array of the same values, by the library's plugin, else by NumPy itself."""
     import numpy as np
 
-    copy = np.asarray(_plugin_host(x))
-    if copy.dtype.kind in "biu":
-        return copy
-    return copy.astype(np.float64)
-
-
-def _plugin_host(x: Any) -> Any:
-    import numpy as np
-
-    from refattn import registry
-
-    if isinstance(x, (np.ndarray, np.generic, bool, int, float, list, tuple)):
-        return x
     root = type(x).__module__.partition(".")[0]
-    if root.startswith("jax"):  # jaxlib's arrays belong to jax
-        root = "jax"
-    for name in registry.names():
-        with contextlib.suppress(BackendError):  # a broken plugin of another library is no concern here
-            backend = registry.get(name)
-            if backend.library.partition(".")[0] == root:
-                return backend.host(x)
-    return x
+    foreign = is_array(x) and not is_host(x)
+    plugin = registry.plugin_of("jax" if root.startswith("jax") else root) if foreign else None  # jaxlib's are jax's
+    return np.asarray(x if plugin is None else plugin.host(x))
+
+
+def _wide(x: Array) -> Array:
+    """Numbers as float64, exactly."""
+    import numpy as np
+
+    return x.astype(np.float64, copy=False)
 
 
 def _pair_shape(q: Array, k: Array, v: Array) -> tuple[tuple[int, ...], int, int, int]:
@@ -302,46 +369,41 @@ def _pair_shape(q: Array, k: Array, v: Array) -> tuple[tuple[int, ...], int, int
     return batch, (q.shape[-3] if q.ndim > 2 else 1), q.shape[-2], k.shape[-2]
 
 
-def _poison(visible: Array, v: Array) -> Array:
-    """What visible non-finite values add to an output element: their own infinity, or NaN; (R, d_v) (M20)."""
-    import numpy as np
-
-    if np.all(np.isfinite(v)):
-        return np.zeros((visible.shape[0], v.shape[1]))
-    seen = visible.astype(np.float64)
-    up, down, nan = (seen @ kind.astype(np.float64) > 0 for kind in (np.isposinf(v), np.isneginf(v), np.isnan(v)))
-    return np.where(nan | (up & down), np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))
-
-
-def _take_rows(x: Array, rows: Array) -> Array:
-    """The rows of an array that broadcasts to (..., Lq, Lk)."""
+def _take(x: Array, rows: Array, keys: slice) -> Array:
+    """The rows and keys of an array that broadcasts to (..., Lq, Lk)."""
+    x = x if x.ndim < 1 or x.shape[-1] == 1 else x[..., keys]
     return x if x.ndim < 2 or x.shape[-2] == 1 else x[..., rows, :]
 
 
-def _evaluate_mask(mask: Mask | None, rows: Array, k_len: int, starts: tuple[Any, Any]) -> Array:
-    """The mask on the given rows, (..., R, Lk), host."""
+def _evaluate_mask(mask: Mask | None, rows: Array, keys: slice, starts: tuple[Any, ...]) -> Array:
+    """The mask on the given rows and keys, (..., R, K), host."""
     import numpy as np
 
     if mask is None:
         return np.ones((1, 1), dtype=bool)
-    return host(mask.visible(rows.tolist(), range(k_len), *starts))
+    return host(mask.visible(rows, np.arange(keys.start, keys.stop), *starts))
 
 
-def _evaluate_bias(bias: Bias, rows: Array, k_len: int, starts: tuple[Any, Any]) -> Array:
-    """The sum of a bias's terms on the given rows, (..., R, Lk), host float64; -inf wherever one term is (M17)."""
+def _on_host(term: Bias) -> Bias:
+    """A term of a bias with its arrays on the host."""
+    if isinstance(term, Plain):
+        return Plain(host(term.array))
+    return Relative(_wide(host(term.table))) if isinstance(term, Relative) else term
+
+
+def _evaluate_bias(terms: list[Bias], rows: Array, keys: slice, starts: tuple[Any, ...]) -> Array:
+    """The sum of a bias's terms on the given rows and keys, (..., R, K), float64; -inf wherever one term is (M17)."""
     import numpy as np
 
-    frame = Frame(library_of(rows, "rows"), None, pairs=(rows[:, None], np.arange(k_len)[None, :]))
+    frame = Frame(library_of(rows, "rows"), None, pairs=(rows[:, None], np.arange(keys.start, keys.stop)[None, :]))
     frame.q_start, frame.k_start = (
         start if isinstance(start, int) else start[..., None, None, None] for start in starts
     )
     total: Array = 0.0
     hidden: Array = False
-    for term in bias.terms():
+    for term in terms:
         if isinstance(term, Plain):
-            value = _take_rows(host(term.array), rows)
-        elif isinstance(term, Relative):
-            value = Relative(host(term.table)).evaluate(frame, np.float64)
+            value = _wide(_take(term.array, rows, keys))
         else:
             value = term.evaluate(frame, np.float64)
         hidden = hidden | np.isneginf(value)
