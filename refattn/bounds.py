@@ -130,7 +130,8 @@ def logit_error(rows: Rows, block: Block, model: Model) -> Array:
     q, k = np.abs(block.q), np.abs(block.k)
     error = q @ k.T
     error *= abs(rows.scale)
-    error = finite(error) * ((model.growth(rows.d_k) + 2) * u)
+    error = finite(error)
+    error *= (model.growth(rows.d_k) + 2) * u
     if block.errors is not None:
         q_error, k_error, _ = block.errors
         error = error + abs(rows.scale) * (q_error @ (k + k_error).T + q @ k_error.T)
@@ -182,12 +183,13 @@ def output_sums(rows: Rows, block: Block, model: Model) -> Sums:
     v = finite(block.v)
     size = np.abs(v)
     incoming = np.zeros_like(rows.output) if block.errors is None else p.raised @ block.errors[2]
+    all_seen = bool(np.all(block.visible))
     return Sums(
         grown=np.sum(p.grown, axis=-1),
         lost=np.sum(p.lost, axis=-1),
         moved=_distances(p.grown, v, rows.output),
         raised=p.raised @ size,
-        seen=block.visible.astype(np.float64) @ size,
+        seen=np.sum(size, axis=0) if all_seen else block.visible.astype(np.float64) @ size,
         incoming=incoming,
     )
 
