@@ -68,8 +68,9 @@ def with_sinks(library: Library, whole: Partial, sinks: Array) -> Partial:
     sinks = xp.astype(sinks, whole.lse.dtype, copy=False)
     sinks = xp.reshape(sinks, (-1, 1)) if whole.lse.ndim > 1 else xp.reshape(sinks, ())
     sinks = xp.where(sinks == float("inf"), float("nan"), sinks)
-    nothing = Partial(xp.zeros_like(whole.output), xp.zeros_like(whole.lse) + sinks)
-    return merge_two(library, whole, nothing)
+    lse = xp.zeros_like(whole.lse) + sinks
+    output = xp.where(xp.isnan(lse)[..., None], float("nan"), xp.zeros_like(whole.output))
+    return merge_two(library, whole, Partial(output, lse))
 
 
 def _mixed(xp: Any, first: Array, second: Array, share: Array, other: Array) -> Array:

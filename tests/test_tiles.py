@@ -86,6 +86,21 @@ def test_poison_in_hidden_keys_is_harmless(tile: Any, library: Library, poison: 
     assert np.all(np.abs(output - expected.output) <= expected.bound("float64"))
 
 
+@pytest.mark.library("numpy", "torch", "strict")
+@pytest.mark.parametrize("sink", [np.nan, np.inf])
+def test_a_nan_sink_outdoes_infinite_values(tile: Any, library: Library, sink: float) -> None:
+    """A sink that makes its rows NaN does so where visible values are infinite too."""
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((2, 6, 4)) for _ in range(3))
+    v[:, 1, :2] = np.inf, -np.inf
+    sinks = np.asarray([sink, 0.0])
+    expected = refattn.golden(q, k, v, sinks=sinks)
+    q, k, v, sinks = (library.array(x) for x in (q, k, v, sinks))
+    output = library.host(refattn.attention(q, k, v, sinks=sinks, path="tiled"))
+    for kind in (np.isnan, np.isposinf, np.isneginf):
+        assert np.array_equal(kind(output), kind(expected.output))
+
+
 @NUMPY
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shift", ["none", "far below", "far above", "rising", "falling"])
