@@ -102,6 +102,22 @@ def test_a_nan_sink_outdoes_infinite_values(tile: Any, library: Library, sink: f
 
 
 @NUMPY
+@pytest.mark.parametrize("sinks", [None, [-np.inf, 1.0]], ids=str)
+@pytest.mark.parametrize("last", [-1e200, 1.0])
+def test_logits_of_minus_infinity(tile: Any, last: float, sinks: Any) -> None:
+    """Stretches of visible logits that are all -inf harm a row only if there is nothing else, no finite sink either."""
+    q, k = np.full((2, 6, 1), 1e200), np.full((2, 9, 1), -1e200)
+    v = np.random.default_rng(1).standard_normal((2, 9, 3))
+    k[:, 8] = last * 1e-200 if last > 0 else last
+    sinks = None if sinks is None else np.asarray(sinks)
+    expected = refattn.golden(q, k, v, sinks=sinks)
+    output, lse = refattn.attention_with_lse(q, k, v, sinks=sinks, path="tiled")
+    for got, exact, bound in ((output, expected.output, expected.bound), (lse, expected.lse, expected.lse_bound)):
+        assert np.array_equal(np.isnan(got), np.isnan(exact))
+        assert np.all((np.abs(got - exact) <= bound("float64"))[~np.isnan(exact)])
+
+
+@NUMPY
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shift", ["none", "far below", "far above", "rising", "falling"])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "softcap": 5.0}], ids=str)

@@ -70,11 +70,12 @@ class Rows:
         weights = np.exp(logits - level)
         return weights, total * shrink[:, 0] + weights.sum(axis=-1)
 
-    def finish(self, *, sunk: bool) -> tuple[Array, Array] | None:
-        """Output (h, n, d_v) and log-sum-exp (h, n); None if weights that are finite gave an output that is not.
+    def finish(self) -> tuple[Array, Array, Array] | None:
+        """Output (h, n, d_v), log-sum-exp (h, n), and which rows see keys whose logits are all -inf: 0 and -inf here.
 
+        Other keys or a sink may make those harmless (P7). None if weights that are finite gave an output that is not.
         What infinite values make (M20), and values too large for weights relative to a level, is then to be seen
-        otherwise. sunk says that sinks will be merged in.
+        otherwise.
         """
         nothing = self._total == 0.0
         self._total[nothing] = 1.0
@@ -83,7 +84,5 @@ class Rows:
             return None
         lse = np.where(nothing, -np.inf, np.log(self._total) + self._level[..., 0])  # P2
         broken = np.isnan(self._total)
-        if not sunk:
-            broken |= nothing & self._seen  # P7: nothing but -inf, which a sink would make harmless
         self._output[broken], lse[broken] = np.nan, np.nan
-        return self._output, lse
+        return self._output, lse, nothing & self._seen

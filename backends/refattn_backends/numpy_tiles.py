@@ -49,8 +49,13 @@ def tiled(call: Call) -> Partial:
         return generic(call)
     solo = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]) <= SOLO
     with quiet(call.library), nullcontext() if solo else one_thread():
-        whole = _Tiled(call, 1 if solo else workers.count()).run()
-        return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+        tiles = _Tiled(call, 1 if solo else workers.count())
+        whole = tiles.run()
+        whole = whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+        broken = tiles.void & np.isneginf(whole.lse)  # P7: nothing but -inf
+        if broken.any():
+            whole.output[broken], whole.lse[broken] = np.nan, np.nan
+        return whole
 
 
 class _Tiled:
@@ -69,6 +74,7 @@ class _Tiled:
         self.results = [
             Partial(np.empty((*shape, width), call.compute), np.empty(shape, call.compute)) for _ in self.parts
         ]
+        self.void = np.zeros(shape, bool)  # the rows of which some part sees logits that are all -inf
 
     def run(self) -> Partial:
         """The results of all jobs together; what some could not make, the generic tiles make."""
@@ -97,14 +103,22 @@ class _Tiled:
             made = self._job(job)
         if made is None:
             return False
-        for whole, tile in zip(self.results[job.part], made, strict=True):
-            place = self._grouped(whole[job.entry])[job.heads]  # (h, G, Lq, ...), a view
-            tile = tile.reshape(len(place), len(job.rows), self.call.group, *tile.shape[2:])
-            place[:, :, job.rows.start : job.rows.stop] = tile.swapaxes(1, 2)
+        for whole, tile in zip(self.results[job.part], made, strict=False):
+            self._place(whole, job)[...] = self._tile(tile, job)
+        if made[2].any():
+            np.copyto(self._place(self.void, job), True, where=self._tile(made[2], job))  # other parts may set it too
         return True
 
-    def _job(self, job: Job) -> tuple[Array, Array] | None:
-        """Output (h, T * G, d_v) and log-sum-exp (h, T * G), the heads of a group next to each other."""
+    def _place(self, x: Array, job: Job) -> Array:
+        """A job's place (h, G, T, ...) in an array (..., H, Lq, ...), a view."""
+        return self._grouped(x[job.entry])[job.heads, :, job.rows.start : job.rows.stop]
+
+    def _tile(self, x: Array, job: Job) -> Array:
+        """(h, T * G, ...) as (h, G, T, ...)."""
+        return x.reshape(len(x), len(job.rows), self.call.group, *x.shape[2:]).swapaxes(1, 2)
+
+    def _job(self, job: Job) -> tuple[Array, Array, Array] | None:
+        """What `Rows.finish` says of the rows (h, T * G), the heads of a group next to each other."""
         call, group, rows, part = self.call, self.call.group, job.rows, self.parts[job.part]
         q = self._grouped(self.q[job.entry])[job.heads, :, rows.start : rows.stop].swapaxes(1, 2)  # (h, T, G, d_k)
         columns, v = self.columns[job.entry][job.heads], self.v[job.entry][job.heads]
@@ -116,7 +130,7 @@ class _Tiled:
                 keys, options = slice(piece.keys.start, piece.keys.stop), self._options(piece, job)
                 logits = Logits(scaled[:, at], columns[..., keys], group, options, few=self.few)
                 state.add(at, logits, v[:, keys], few=self.few)
-        return state.finish(sunk=call.sinks is not None)
+        return state.finish()
 
     def _options(self, piece: Piece, job: Job) -> Options:
         """Softcap, biases and visibility of a piece for one entry and some heads; a bias of -inf hides (M17)."""
