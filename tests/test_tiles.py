@@ -148,6 +148,21 @@ def test_values_near_the_largest_number(q_len: int) -> None:
 
 
 @NUMPY
+@pytest.mark.parametrize("q_len", [1, 100])
+@pytest.mark.parametrize(("query", "key", "scale"), [(100.0, 1e-37, 1e37), (1e-3, 3e38, 1e-38)])
+def test_scales_far_from_one(q_len: int, query: float, key: float, scale: float) -> None:
+    """A scale that queries cannot be multiplied by, but scores can, keeps the bound."""
+    rng = np.random.default_rng(3)
+    q = np.full((2, q_len, 64), query, np.float32)
+    k, v = (rng.uniform(0.5, 1.0, (2, 9, 64)).astype(np.float32) for _ in range(2))
+    k *= np.float32(key)
+    output, lse = refattn.attention_with_lse(q, k, v, scale=scale, path="tiled")
+    expected = refattn.golden(q, k, v, scale=scale)
+    assert np.all(np.abs(output - expected.output) <= expected.bound("float32"))
+    assert np.all(np.abs(lse - expected.lse) <= expected.lse_bound("float32"))
+
+
+@NUMPY
 @pytest.mark.parametrize("shape", [(8, 700), (8, 1), (1, 4)], ids=str)
 def test_threads_change_no_bit(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread and four give the same bits, however the work is cut for them."""

@@ -31,6 +31,7 @@ ROWS, KEYS = 256, 480  # scores of one head: 480 KiB in float32, half of a usual
 HEADS = 8  # key/value heads of a job at most
 EDGE = 128  # rows of a strip along the edge of a mask
 SOLO = 2**22  # multiplications for each of the two products that are not worth a second thread
+SCALES = 2.0**-32, 2.0**32  # beyond, queries times the scale may overflow or lose bits where scores times it do not
 FEW, SPLIT = 64, 4096  # up to so many stacked rows a job takes a part of the keys, so many of them
 
 
@@ -45,7 +46,7 @@ class Job(NamedTuple):
 
 def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
-    if 0 in call.scores_shape or not call.q.shape[-1]:
+    if 0 in call.scores_shape or not call.q.shape[-1] or not (SCALES[0] <= abs(call.scale) <= SCALES[1]):
         return generic(call)
     solo = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]) <= SOLO
     with quiet(call.library), nullcontext() if solo else one_thread():
