@@ -165,10 +165,11 @@ def test_scales_far_from_one(q_len: int, query: float, key: float, scale: float)
 @NUMPY
 @pytest.mark.parametrize("shape", [(8, 700), (8, 1), (1, 4)], ids=str)
 def test_threads_change_no_bit(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread and four give the same bits, however the work is cut for them."""
+    """One thread and four give the same bits, however the work is cut for them, and whatever the other heads hold."""
     rng = np.random.default_rng(3)
     heads, q_len = shape
     q, k, v = (rng.standard_normal((heads, n, 24)).astype(np.float32) for n in (q_len, 9000, 9000))
+    q[heads // 2 :] *= 30
     results = []
     for threads in (1, 4):
         monkeypatch.setattr(workers, "count", lambda threads=threads: threads)

@@ -33,7 +33,7 @@ class Rows:
     def add(self, at: slice, logits: Logits, v: Array, *, few: bool) -> None:
         """Some of the rows over more keys, with values v (h, K, d_v)."""
         x, seen = logits.all(), logits.seen
-        if not self._seen[:, at].all() and not 0.0 <= x[..., ::SAMPLE].max() <= LARGE:
+        if not self._seen[:, at].all():
             self._start(at, x)
         self._seen[:, at] |= seen
         if self._levelled:
@@ -53,11 +53,16 @@ class Rows:
         self._output[:, at] += (by_inner if few else by_rows)(weights, v, product)
 
     def _start(self, at: slice, logits: Array) -> None:
-        """Takes the greatest logit as the level of each row that has seen nothing yet."""
-        highest = logits.max(axis=-1, keepdims=True)
-        new = ~self._seen[:, at, None] & np.isfinite(highest)
-        np.copyto(self._level[:, at], highest, where=new)
-        self._levelled = True
+        """Takes the greatest logit as the level of each row that has seen nothing yet and seems to need one.
+
+        Row by row, so that no row's level depends on which others are computed with it.
+        """
+        sample = logits[..., ::SAMPLE].max(axis=-1, keepdims=True)
+        far = ~self._seen[:, at, None] & np.isfinite(sample) & ((sample < 0.0) | (sample > LARGE))
+        if far.any():
+            highest = logits.max(axis=-1, keepdims=True)
+            np.copyto(self._level[:, at], highest, where=far & np.isfinite(highest))
+            self._levelled = True
 
     def _relevel(self, head: int, rows: Array, logits: Array) -> tuple[Array, Array]:
         """Takes the rows' greatest logits as their levels and rescales what they have: new weights and totals."""
