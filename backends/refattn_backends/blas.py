@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from queue import SimpleQueue
 from typing import Any
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import OpenBLASController, ThreadpoolController
 
 _lock = threading.Lock()
-_users: list[Any] = []  # the limit that is in force, once per call inside
+_limit: Any = None  # what is in force, and knows what was before
 
 
 @contextmanager
@@ -21,26 +21,57 @@ def one_thread() -> Iterator[None]:
     """BLAS runs on one thread inside, in the whole process; the last of several calls at once undoes it.
 
     Each undoing its own would leave the limit in force: what the second finds is what the first has set. And since
-    threadpoolctl lets only the thread that set a limit change it, one thread does both for all.
+    threadpoolctl lets only the thread that set a limit change it, one thread does both for all. It is also one that
+    no KeyboardInterrupt reaches: what has been asked of it gets done.
     """
     with _lock:
-        _users.append(_users[0] if _users else _setter().submit(_enter).result())
+        orders = _orders()
+    user, answer = object(), SimpleQueue[BaseException | None]()
     try:
+        orders.put((user, answer, True))
+        _raise(answer.get())
         yield
     finally:
-        with _lock:
-            limit = _users.pop()
-            if not _users:
-                _setter().submit(limit.__exit__, None, None, None).result()
+        orders.put((user, answer, False))
+        _raise(answer.get())
 
 
-def _enter() -> Any:
-    return _controller().limit(limits=1, user_api="blas").__enter__()
+def _raise(fault: BaseException | None) -> None:
+    if fault is not None:
+        raise fault
 
 
 @cache
-def _setter() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="refattn-blas")
+def _orders() -> SimpleQueue[Any]:
+    orders: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_serve, args=(orders,), name="refattn-blas", daemon=True).start()
+    return orders
+
+
+def _serve(orders: SimpleQueue[Any]) -> None:
+    global _limit
+    users: set[object] = set()
+    while True:
+        user, answer, begin = orders.get()
+        fault = None
+        try:
+            (users.add if begin else users.discard)(user)
+            if users and _limit is None:
+                _take_over()
+                _limit = _controller().limit(limits=1, user_api="blas").__enter__()
+            elif not users and _limit is not None:
+                _take_over()
+                _limit.__exit__(None, None, None)
+                _limit = None
+        except BaseException as error:  # noqa: BLE001  # it is the caller's
+            fault = error
+        answer.put(fault)
+
+
+def _take_over() -> None:
+    """Lets this thread set limits even inside a `threadpool_limits` of another, which then silently would not."""
+    with suppress(AttributeError):  # versions of threadpoolctl that let any thread
+        OpenBLASController.clear_controlling_thread(force=True)
 
 
 @cache
@@ -50,10 +81,14 @@ def _controller() -> ThreadpoolController:
 
 def _forget() -> None:
     """A child process has none of its parent's threads, and its parent's calls do not end in it."""
-    global _lock
+    global _lock, _limit
     _lock = threading.Lock()
-    _users.clear()
-    _setter.cache_clear()
+    _orders.cache_clear()
+    if _limit is not None:
+        _take_over()
+        _limit.restore_original_limits()
+        _take_over()
+        _limit = None
 
 
 if hasattr(os, "register_at_fork"):
