@@ -73,7 +73,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"])
 def numpy(session: nox.Session) -> None:
-    """Test on NumPy, and measure the coverage of refattn/ (3 minutes)."""
+    """Test on NumPy, and measure the coverage of refattn/ (2 minutes)."""
     install(session, "test", "coverage", "bench")
     session.run("coverage", "erase")
     both_suites(session, "numpy", "coverage", "run", "--append", "-m", "pytest")
