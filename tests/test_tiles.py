@@ -322,6 +322,19 @@ def test_memory_is_linear_in_the_length(masked: bool) -> None:
 
 
 @NUMPY
+def test_many_small_entries_are_no_jobs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that are small are computed together, with the options of each."""
+    monkeypatch.setattr(numpy_tiles, "_Tiled", None)
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.standard_normal((50, 2, n, 4)) for n in (3, 9, 9))
+    options = {"causal": True, "q_start": rng.integers(0, 9, 50), "bias": rng.standard_normal((50, 1, 3, 9))}
+    output, lse = refattn.attention_with_lse(q, k, v, **options, path="tiled")
+    expected = refattn.golden(q, k, v, **options)
+    assert np.all(np.abs(output - expected.output) <= expected.bound("float64"))
+    assert np.all(np.abs(lse - expected.lse) <= expected.lse_bound("float64"))
+
+
+@NUMPY
 def test_hidden_tiles_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window is evaluated on the tiles that it cuts alone, not where it hides all or nothing."""
     evaluated: set[tuple[int, int]] = set()

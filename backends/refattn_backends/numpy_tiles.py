@@ -19,6 +19,7 @@ from refattn.arguments import Call
 from refattn.arrays import Array, quiet
 from refattn.frames import Frame
 from refattn.partials import Partial, merge_two, with_sinks
+from refattn.pipeline import dense
 from refattn_backends import workers
 from refattn_backends.blas import one_thread
 from refattn_backends.numpy_logits import Logits, Options, take
@@ -32,6 +33,7 @@ HEADS = 8  # key/value heads of a job at most
 EDGE = 128  # rows of a strip along the edge of a mask
 SOLO = 2**22  # multiplications for each of the two products that are not worth a second thread
 SCALES = 2.0**-32, 2.0**32  # beyond, queries times the scale may overflow or lose bits where scores times it do not
+MANY, SMALL = 16, 2**19  # so many entries of up to so many multiplications per product would be cut into too small jobs
 FEW, SPLIT = 64, 4096  # up to so many stacked rows a job takes a part of the keys, so many of them
 
 
@@ -48,7 +50,11 @@ def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
     if 0 in call.scores_shape or not call.q.shape[-1] or not (SCALES[0] <= abs(call.scale) <= SCALES[1]):
         return generic(call)
-    solo = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]) <= SOLO
+    (heads, q_len, k_len), width = call.scores_shape[-3:], max(call.q.shape[-1], call.v.shape[-1])
+    small = q_len * k_len <= ROWS * KEYS and heads * q_len * k_len * width <= SMALL
+    if small and prod(call.scores_shape[:-3]) >= MANY:
+        return Partial(*dense(call))  # no entry has more pairs than a tile
+    solo = prod(call.scores_shape) * width <= SOLO
     with quiet(call.library), nullcontext() if solo else one_thread():
         tiles = _Tiled(call, 1 if solo else workers.count())
         whole = tiles.run()
