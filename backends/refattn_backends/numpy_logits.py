@@ -77,6 +77,12 @@ class Logits:
         seen = self._options.seen
         return True if seen is None else np.broadcast_to(seen, self._shape[:3]).reshape(self._q.shape[:2])
 
+    def visible(self, index: Array) -> Array:
+        """Which rows see the keys of those indices, (h, T * G, n)."""
+        visible = True if self._options.visible is None else self._options.visible
+        picked = np.broadcast_to(visible, self._shape)[..., index]
+        return picked.reshape(*self._q.shape[:2], len(index))
+
     def all(self) -> Array:
         """The logits (h, T * G, K), in scratch, -inf for hidden pairs."""
         x = take("logits", (*self._q.shape[:2], self._shape[-1]), self._q.dtype)

@@ -29,6 +29,7 @@ class Rows:
         self._level = np.zeros((heads, count, 1), dtype)
         self._seen = np.zeros((heads, count), bool)
         self._levelled = False
+        self._met: Array | None = None  # (h, n, 2 d_v)
 
     def add(self, at: slice, logits: Logits, v: Array, *, few: bool) -> None:
         """Some of the rows over more keys, with values v (h, K, d_v)."""
@@ -51,6 +52,20 @@ class Rows:
         self._total[:, at] = total
         product = take("product", (*weights.shape[:-1], v.shape[-1]), weights.dtype)
         self._output[:, at] += (by_inner if few else by_rows)(weights, v, product)
+
+    def meet(self, at: slice, logits: Logits, v: Array) -> None:
+        """Notes which infinities, NaN counting as both, some of the rows see in values v (h, K, d_v) (M20).
+
+        `add` then gets 0 in their place, so that they harm no row that does not see them.
+        """
+        index = np.flatnonzero(~np.isfinite(v).all(axis=(0, 2)))
+        if not index.size:
+            return
+        v = v[:, index]
+        marks = np.concatenate([np.isnan(v) | (v == infinity) for infinity in (np.inf, -np.inf)], axis=-1)
+        if self._met is None:
+            self._met = np.zeros((*self._total.shape, marks.shape[-1]), bool)
+        self._met[:, at] |= logits.visible(index).astype(v.dtype) @ marks.astype(v.dtype) > 0.0
 
     def _start(self, at: slice, logits: Array) -> None:
         """Takes the greatest logit as the level of each row that has seen nothing yet and seems to need one.
@@ -79,8 +94,7 @@ class Rows:
         """Output (h, n, d_v), log-sum-exp (h, n), and which rows see keys whose logits are all -inf: 0 and -inf here.
 
         Other keys or a sink may make those harmless (P7). None if weights that are finite gave an output that is not.
-        What infinite values make (M20), and values too large for weights relative to a level, is then to be seen
-        otherwise.
+        Then there were infinite values that nobody met (M20), or values too large for weights relative to a level.
         """
         nothing = self._total == 0.0
         self._total[nothing] = 1.0
@@ -90,4 +104,8 @@ class Rows:
         lse = np.where(nothing, -np.inf, np.log(self._total) + self._level[..., 0])  # P2
         broken = np.isnan(self._total)
         self._output[broken], lse[broken] = np.nan, np.nan
+        if self._met is not None:
+            up, down = np.split(self._met, 2, axis=-1)
+            self._output[up] += np.inf
+            self._output[down] -= np.inf
         return self._output, lse, nothing & self._seen

@@ -3,7 +3,8 @@
 A job stacks the rows of a head group, so that its keys are read once, takes several groups at a time, since a thread
 that often returns to Python waits for others, and walks over tiles of keys with scratch that its thread keeps. Few
 rows, as in decode, share the keys out instead, and the partials are merged. No row's arithmetic depends on which heads
-share its job or on the number of threads. Rows that meet infinite values take the generic tiles.
+share its job or on the number of threads. Rows that meet infinite values are computed again without them, and rows
+whose values are too large for that take the generic tiles.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class _Tiled:
         self.shown = Shown(call, max(1, EDGE // group))
         columns = call.k.mT if self.few else _columns(call.k, threads)
         self.q, self.columns, self.v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (call.q, columns, call.v))
+        self.aside: Array | None = None  # the values as they are, where v has 0 for those that are not finite
         shape, width = (*batch, heads, q_len), call.v.shape[-1]
         self.results = [
             Partial(np.empty((*shape, width), call.compute), np.empty(shape, call.compute)) for _ in self.parts
@@ -84,14 +86,25 @@ class _Tiled:
         self.void = np.zeros(shape, bool)  # the rows of which some part sees logits that are all -inf
 
     def run(self) -> Partial:
-        """The results of all jobs together; what some could not make, the generic tiles make."""
-        jobs = self._jobs()
-        made = workers.share(self._run, jobs, self.threads)
-        for rows, part in {(job.rows, job.part) for job, done in zip(jobs, made, strict=True) if not done}:
+        """The results of all jobs together.
+
+        What some could not make is made with the infinite values set aside, and else by the generic tiles.
+        """
+        failed = self._failed(self._jobs())
+        if failed:
+            self.aside, rest = self.v, np.where(np.isfinite(self.call.v), self.call.v, 0.0)
+            self.v = np.broadcast_to(rest, self.v.shape)
+            failed = self._failed(failed)
+        for rows, part in {(job.rows, job.part) for job in failed}:
             output, lse = row_tile(cut(self.call, rows, self.parts[part], masked=True), rows)
             self.results[part].output[..., rows.start : rows.stop, :] = output
             self.results[part].lse[..., rows.start : rows.stop] = lse
         return reduce(partial(merge_two, self.call.library), self.results)
+
+    def _failed(self, jobs: list[Job]) -> list[Job]:
+        """Runs the jobs: those that could not be done."""
+        made = workers.share(self._run, jobs, self.threads)
+        return [job for job, done in zip(jobs, made, strict=True) if not done]
 
     def _jobs(self) -> list[Job]:
         units = len(self.row_tiles) * len(self.parts) * prod(self.batch) * self.kv_heads
@@ -136,6 +149,8 @@ class _Tiled:
                 at = slice((piece.rows.start - rows.start) * group, (piece.rows.stop - rows.start) * group)
                 keys, options = slice(piece.keys.start, piece.keys.stop), self._options(piece, job)
                 logits = Logits(scaled[:, at], columns[..., keys], group, options, few=self.few)
+                if self.aside is not None:
+                    state.meet(at, logits, self.aside[job.entry][job.heads][:, keys])
                 state.add(at, logits, v[:, keys], few=self.few)
         return state.finish()
 
