@@ -343,7 +343,11 @@ def test_many_small_entries_are_no_jobs_of_their_own(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(numpy_tiles, "_Tiled", None)
     rng = np.random.default_rng(7)
     q, k, v = (rng.standard_normal((50, 2, n, 4)) for n in (3, 9, 9))
-    options = {"causal": True, "q_start": rng.integers(0, 9, 50), "bias": rng.standard_normal((50, 1, 3, 9))}
+    options: dict[str, Any] = {
+        "causal": True,
+        "q_start": rng.integers(0, 9, 50),
+        "bias": rng.standard_normal((50, 1, 3, 9)),
+    }
     output, lse = refattn.attention_with_lse(q, k, v, **options, path="tiled")
     expected = refattn.golden(q, k, v, **options)
     assert np.all(np.abs(output - expected.output) <= expected.bound("float64"))
