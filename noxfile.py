@@ -154,6 +154,13 @@ def cupy(session: nox.Session) -> None:
     both_suites(session, "cupy")
 
 
+@nox.session(default=False)
+def vectors(session: nox.Session) -> None:
+    """Make all certified vectors anew and compare them byte for byte; `-- --write` keeps them (1 minute)."""
+    pinned(session, "numpy", "python-flint")
+    session.run("python", "-m", "certify", *session.posargs, env={"PYTHONPATH": "tests", "PYTHONSAFEPATH": "1"})
+
+
 @nox.session(requires=["wheel"], default=False)
 def sweep(session: nox.Session) -> None:
     """Test on fresh random cases, ten times as many, and judge JAX's tiled path in all dtypes (60 minutes)."""

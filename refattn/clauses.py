@@ -570,6 +570,14 @@ CLAUSES: tuple[Clause, ...] = (
         "Names",
         "Paths, backends and targets have names; a name that is not installed is an error listing them.",
     ),
+    Clause(
+        "E5",
+        "MUST",
+        "Stored vectors",
+        "A file of certified vectors is read as data alone, and one that is missing, truncated or altered is refused "
+        "by its name.",
+        "Formats that run code when they are loaded, such as pickle, are no place for expected values.",
+    ),
 )
 
 _BY_LABEL = {clause.label: clause for clause in CLAUSES}

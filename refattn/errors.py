@@ -226,3 +226,9 @@ class BackendError(RefattnError, ValueError):
     """A backend was asked for that is not installed, or a plugin is broken."""
 
     clause = "E4"
+
+
+class VectorError(RefattnError, ValueError):
+    """A file of certified vectors is missing, truncated, altered or not of the form that is read; argument names it."""
+
+    clause = "E5"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from refattn import AttentionWeights, KVCache, attention, clause, errors, multi_head_attention, registry
+from refattn import AttentionWeights, KVCache, attention, clause, errors, multi_head_attention, registry, vectors
 from refattn.conformance.case import Api, Chapter
 from refattn.conformance.expect import expect, expect_equal, expect_error
 from refattn.conformance.targets import TargetError, find_target
-from refattn.errors import BackendError, PathError, RefattnError
+from refattn.errors import BackendError, PathError, RefattnError, VectorError
 
 CASES = Chapter("errors")
 
@@ -136,3 +138,20 @@ def names_of_backends_and_targets(api: Api) -> None:
             expect(api.name in str(error), f"the message must list {api.name}: {error}")
         else:
             raise AssertionError("a name that is not installed must be refused")
+
+
+@CASES.check("E5", area="errors")
+def stored_vectors(api: Api) -> None:
+    """A chapter of certified vectors that is altered, truncated or missing is refused by its name."""
+    name, files = "S.json", (vectors.MANIFEST, vectors.SCHEMA, "S.json")
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        for file in files:
+            (folder / file).write_bytes((vectors.FOLDER / file).read_bytes())
+        expect(bool(vectors.load(folder, "S")), "an exact copy must be read")
+        whole = (folder / name).read_bytes()
+        for broken in (whole.replace(b"0", b"1", 1), whole[:-1], b""):
+            (folder / name).write_bytes(broken)
+            expect_error(VectorError, name, vectors.load, folder, "S")
+        (folder / name).unlink()
+        expect_error(VectorError, name, vectors.load, folder, "S")
