@@ -100,3 +100,13 @@ class Book:
             return make
 
         return add
+
+
+def plain(*arrays: np.ndarray) -> tuple[dict[str, Any], ...]:
+    """Bias arrays as terms."""
+    return tuple({"kind": "array", "array": array} for array in arrays)
+
+
+def dense(array: np.ndarray) -> dict[str, Any]:
+    """A boolean array as a mask."""
+    return {"kind": "dense", "array": np.asarray(array, dtype=bool)}

@@ -6,6 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,7 @@ class Draw:
         d_k: int | None = None,
         d_v: int | None = None,
         spread: float = 1.0,
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Any]:
         """q, k and v. Sizes left out: two entries of two heads; drawn again, one of four heads in two groups."""
         first = self.again == 1
         batch = ((2,) if first else ()) if batch is None else batch
@@ -96,12 +97,12 @@ class Draw:
             "v": self.array(*batch, kv_heads, k_len, d_v),
         }
 
-    def ramp(self, q_len: int = 4, k_len: int | None = None, *, up: bool = True, **sizes: int) -> dict[str, np.ndarray]:
+    def ramp(self, q_len: int = 4, k_len: int | None = None, *, up: bool = True, **sizes: Any) -> dict[str, Any]:
         """The same, but each key outweighs the one before it about e^2 times (or the one after it).
 
         One key too many or too few at that end then changes the output by as much as the values differ.
         """
-        data = self.qkv(q_len, k_len, spread=0.5, **sizes)  # type: ignore[arg-type]  # batch goes to qkv by name
+        data = self.qkv(q_len, k_len, spread=0.5, **sizes)
         step = round(4 * math.sqrt(data["q"].shape[-1])) / 4  # in quarters, so that every dtype holds its multiples
         places = np.arange(data["k"].shape[-2], dtype=np.float64)
         data["q"][..., 0] = 2.0

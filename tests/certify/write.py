@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import flint
 import numpy as np
 
-from certify.attend import Certified, certify
+from certify.attend import PRECISIONS, Certified, certify
 from certify.call import Book, Call, Recipe
 from certify.draw import KINDS, fits
 from certify.pairs import added, pair_of, visible
@@ -28,7 +29,7 @@ WIDTHS = {"bfloat16": 4, "float16": 4, "float32": 8, "float64": 16}
 
 
 def files(schema: bytes, books: Iterable[Book] = BOOKS) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of every file: one per chapter, then the manifest, which holds the sums of these and the schema."""
+    """Name and bytes of every file: one per chapter, then the manifest with the sums of these and of the schema."""
     listed = [_listed(SCHEMA, schema, None)]
     for book in books:
         vectors = [vector for recipe in book.recipes for vector in vectors_of(recipe, book.chapter)]
@@ -93,7 +94,8 @@ def booleans(values: np.ndarray) -> dict[str, Any]:
     """A boolean array as ones and zeros, one word per row."""
     values = np.asarray(values)
     rows = values.reshape(-1, values.shape[-1]) if values.size else values.reshape(0, 1)
-    return {"dtype": "bool", "shape": list(values.shape), "bits": " ".join("".join("01"[int(x)] for x in r) for r in rows)}
+    words = ("".join("1" if x else "0" for x in row) for row in rows)
+    return {"dtype": "bool", "shape": list(values.shape), "bits": " ".join(words)}
 
 
 def _options(call: Call, stored: str) -> dict[str, Any]:
@@ -132,13 +134,12 @@ def _bias(call: Call, stored: str) -> dict[str, Any]:
     """The sum of all biases as a plain array, and the terms it comes from."""
     total, inexact = np.zeros(call.pairs), False
     for index in np.ndindex(*call.pairs):
-        value = added(call, pair_of(call, index))
-        if not isinstance(value, float):
-            near = rounded(value)
-            assert near is not None
-            inexact = inexact or not (isinstance(value, type(exact(near))) and value == exact(near))
-            value = near
-        total[index] = value
+        with flint.ctx.workprec(PRECISIONS[1]):
+            value = added(call, pair_of(call, index))
+            near = value if isinstance(value, float) else rounded(value)
+        assert near is not None, f"the bias at {index} is not settled"
+        inexact = inexact or not (isinstance(value, float) or value == exact(near))
+        total[index] = near
     alone = len(call.bias) == 1 and call.bias[0]["kind"] == "array"
     total = call.bias[0]["array"] if alone else _squeezed(total, call)
     narrow = next(d for d in (stored, "float32", "float64") if all(fits(float(x), d) for x in total.ravel()))
@@ -183,7 +184,7 @@ def _flags_of(call: Call, kind: str, vector: dict[str, Any]) -> Iterator[str]:
     if any("7ff8000000000000" in x["bits"] for x in vector["expected"].values()):
         yield "nan-expected"
     if call.causal and call.q_start is not None and call.pairs[-1] > call.pairs[-2] > 0:
-        starts = np.broadcast_to(call.q_start, 1)
+        starts = np.asarray(call.q_start)
         if call.k_start == 0 and (starts == 0).all():
             yield "aligned-top-left"
         if call.k_start == 0 and (starts == call.pairs[-1] - call.pairs[-2]).all():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from certify.call import Book, Call
+from certify.call import Book, Call, dense, plain
 from certify.draw import Draw
 
 BOOK = Book("S")
@@ -98,7 +98,7 @@ def softcap_after_scale(draw: Draw) -> Call:
 def cap_before_bias(draw: Draw) -> Call:
     """The bias is added after the cap, which would swallow it."""
     bias = draw.array(4, 6, spread=4.0)
-    return Call(**draw.qkv(4, 6, spread=2.0), softcap=1.0, bias=({"kind": "array", "array": bias},))
+    return Call(**draw.qkv(4, 6, spread=2.0), softcap=1.0, bias=plain(bias))
 
 
 @BOOK.recipe("S5", flags=("softcap", "sink"))
@@ -109,8 +109,8 @@ def every_stage(draw: Draw) -> Call:
         **data,
         scale=0.5,
         softcap=3.0,
-        bias=({"kind": "array", "array": draw.array(4, 6)},),
-        mask={"kind": "dense", "array": draw.shown(4, 6)},
+        bias=plain(draw.array(4, 6)),
+        mask=dense(draw.shown(4, 6)),
         causal=True,
         q_start=3,
         sinks=draw.array(data["q"].shape[-3]),
@@ -121,4 +121,4 @@ def every_stage(draw: Draw) -> Call:
 def hidden_after_cap(draw: Draw) -> Call:
     """Visibility is selected after the cap: a capped -inf would be the finite -1, and not hidden."""
     data = draw.ramp(4, 6)
-    return Call(**data, softcap=1.0, mask={"kind": "dense", "array": np.tile(np.arange(6) < 4, (4, 1))})
+    return Call(**data, softcap=1.0, mask=dense(np.tile(np.arange(6) < 4, (4, 1))))
