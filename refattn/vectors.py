@@ -1,7 +1,7 @@
 """Certified vectors: calls of attention whose results are proven, read from JSON (E5).
 
-Outputs, log-sum-exps and weights are the real numbers of the specification, each rounded once to float64; nothing here
-or in the rest of refattn computed them. A file is read as data alone, and only if it is the one that the manifest names.
+Outputs, log-sum-exps and weights are the real numbers of the specification, each rounded once to float64; no line of
+refattn computed them. A file is read as data alone, and only if it is the one that the manifest names.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def load(folder: Path = FOLDER, chapters: Iterable[str] | None = None) -> tuple[
 
 
 def manifest(folder: Path = FOLDER) -> dict[str, Any]:
-    """The manifest: "files", each with name, sha256 and bytes, and "not_shown", clauses that no vector shows and why."""
+    """The manifest: "files", each with name, sha256 and bytes, and "not_shown", clauses without a vector and why."""
     data = _parsed(MANIFEST, _read(folder / MANIFEST))
     entries = data.get("files") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
@@ -149,6 +149,24 @@ def checked_bytes(folder: Path, entry: dict[str, Any]) -> bytes:
     if (digest := hashlib.sha256(data).hexdigest()) != entry["sha256"]:
         raise VectorError(entry["name"], f"the SHA-256 {entry['sha256']} that {MANIFEST} names", digest)
     return data
+
+
+def save_npz(vector: Vector, folder: Path) -> None:
+    """Writes NAME.npz, inputs and options as `refattn check --inputs` reads them, and NAME.expected.npz, the results.
+
+    q, k, v, bias and sinks are in float32 where that holds them, bfloat16 being nothing that such files know.
+    """
+    import numpy as np
+
+    inputs: dict[str, Any] = {name: getattr(vector, name) for name in ("q", "k", "v", "bias", "sinks")}
+    dtype = "float64" if vector.dtypes[0] == "float64" else "float32"
+    inputs = {name: None if x is None else x.astype(dtype) for name, x in inputs.items()}
+    inputs |= {name: getattr(vector, name) for name in ("mask", "scale", "softcap", "q_start", "visible")}
+    inputs |= {"causal": vector.causal or None, "k_start": None if vector.k_start == 0 else vector.k_start}
+    inputs |= {f"rotary_{name}": value for name, value in (vector.rotary or {}).items() if value is not None}
+    inputs = {name: np.asarray(x) for name, x in inputs.items() if x is not None}
+    np.savez(folder / f"{vector.name}.npz", **inputs)
+    np.savez(folder / f"{vector.name}.expected.npz", output=vector.output, lse=vector.lse, weights=vector.weights)
 
 
 def mask_of(data: dict[str, Any], array: Convert = lambda host: host) -> Any:
@@ -190,7 +208,7 @@ def bias_of(terms: Iterable[dict[str, Any]], q: Array, array: Convert = lambda h
 
 
 def floats(data: dict[str, Any]) -> Array:
-    """A floating array from its bit patterns, as float64, read-only. Raises VectorError if they do not fill its shape."""
+    """A floating array from its bit patterns, as float64, read-only. Raises VectorError unless they fill its shape."""
     import numpy as np
 
     width, shape = WIDTHS.get(data["dtype"]), _shape(data)
@@ -247,9 +265,14 @@ def _vector(raw: dict[str, Any]) -> Vector:
     _keys("expected", raw["expected"], ("output", "lse", "weights"))
     mask, bias, rotary = options.get("mask"), options.get("bias"), options.get("rotary")
     return Vector(
-        **{name: raw[name] for name in ("name", "says")},
-        **{name: tuple(raw[name]) for name in ("clauses", "flags", "dtypes")},
-        **{name: floats(raw[name]) for name in ("q", "k", "v")},
+        name=raw["name"],
+        says=raw["says"],
+        clauses=tuple(raw["clauses"]),
+        flags=tuple(raw["flags"]),
+        dtypes=tuple(raw["dtypes"]),
+        q=floats(raw["q"]),
+        k=floats(raw["k"]),
+        v=floats(raw["v"]),
         causal=options.get("causal", False),
         mask=None if mask is None else booleans(mask["values"]),
         mask_data=None if mask is None else mask["description"],
@@ -263,7 +286,9 @@ def _vector(raw: dict[str, Any]) -> Vector:
         k_start=options.get("k_start", 0),
         rotary=None if rotary is None else rotary | {"base": number(rotary["base"])},
         visible=booleans(raw["visible"]),
-        **{name: floats(raw["expected"][name]) for name in ("output", "lse", "weights")},
+        output=floats(raw["expected"]["output"]),
+        lse=floats(raw["expected"]["lse"]),
+        weights=floats(raw["expected"]["weights"]),
         parts=tuple(_part(part) for part in raw.get("parts", ())),
         cache=raw.get("cache"),
         raw=raw,

@@ -6,7 +6,9 @@ import ast
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from refattn.vectors import Vector
 VECTORS = vectors.load()
 MANIFEST = vectors.manifest()
 SCHEMA = json.loads((vectors.FOLDER / vectors.SCHEMA).read_bytes())
+READER = Path(__file__).parents[1] / "docs" / "vectors" / "reader.mjs"
 CHAPTERS = [entry["name"] for entry in MANIFEST["files"] if entry["name"] != vectors.SCHEMA]
 
 
@@ -100,23 +103,22 @@ def golden_of(vector: Vector, dtype: str = "float64") -> refattn.Golden:
     """The golden value of a vector's call; where q and k are turned first, its bounds include the error of that."""
     plain: dict[str, Any] = {name: getattr(vector, name) for name in ("bias", "scale", "softcap", "sinks")}
     x = {"q": vector.q, "k": vector.k, "v": vector.v}
-    errors = None
+    error = {name: np.zeros(x[name].shape) for name in x}
     if (rotary := vector.rotary) is not None:
-        errors = {name: np.zeros(x[name].shape) for name in x}
         for name in ("q", "k"):
             where = np.asarray(rotary[f"{name}_positions"], dtype=np.float64)
             where = where[..., None, :] if where.ndim > 1 else where
             style, width = rotary["style"], rotary["width"] or x[name].shape[-1]
-            errors[name] = turning_error(pair_sums(x[name], style, width), where, dtype)
+            error[name] = turning_error(pair_sums(x[name], style, width), where, dtype)
             x[name] = turned(x[name], where, style, rotary["base"], width)
-        errors = tuple(errors.values())
+    errors = None if rotary is None else (error["q"], error["k"], error["v"])
     return golden_visible(**x, visible=vector.visible, weights=True, errors=errors, **plain)
 
 
 def worst_ratio(vector: Vector, results: Any, golden: refattn.Golden, dtype: str = "float64") -> float:
     """The largest error over its bound of output, log-sum-exp and weights, but for rows that have no number for one."""
     output, lse, weights = (np.asarray(x, dtype=np.float64) for x in results)
-    options = {"dtype": dtype, "coherent": dtype != "float64"}
+    options: dict[str, Any] = {"dtype": dtype, "coherent": dtype != "float64"}
     numbered = ~np.isnan(vector.lse)[..., None] & np.ones(vector.weights.shape, dtype=bool)
     assert output.shape == vector.output.shape and lse.shape == vector.lse.shape, vector.name
     return max(
@@ -149,7 +151,7 @@ def test_certified_values_are_within_the_float64_bound(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_the_core_keeps_the_bound_of_every_dtype(dtype: str) -> None:
-    """In every dtype that holds a vector's inputs, the core is within that dtype's bound around the certified values."""
+    """In every dtype that holds a vector's inputs, the core is within that dtype's bound around its results."""
     judged = 0
     for vector in VECTORS:
         summands = [x for x in (vector.bias, vector.sinks) if x is not None]
@@ -322,3 +324,57 @@ def test_loading_executes_nothing() -> None:
     assert imported == {"hashlib", "json", "math", "numpy"}
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert not called & {"eval", "exec", "compile", "__import__", "getattr"} - {"getattr"}
+
+
+# ---- another language -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node() -> str:
+    """The command of Node.js."""
+    command = shutil.which("node")
+    if command is None:
+        pytest.skip("the JavaScript reader needs Node.js, the command `node`")
+    return command
+
+
+def read_by_javascript(node: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What docs/vectors/reader.mjs says of all files of a folder."""
+    files = [str(path) for path in sorted(folder.iterdir())]
+    return subprocess.run(
+        [node, str(READER), *files], capture_output=True, text=True, check=False, encoding="utf-8", timeout=60
+    )
+
+
+def test_the_reader_in_javascript_agrees(node: str) -> None:
+    """A reader in another language, from the plain arrays alone, computes every certified value."""
+    done = read_by_javascript(node, vectors.FOLDER)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    lines = [
+        re.fullmatch(r"(\w+\.json): (\d+) vectors, (\d+) values, largest error (\S+)", line)
+        for line in done.stdout.splitlines()
+    ]
+    assert {line[1] for line in lines if line} == set(CHAPTERS)
+    assert sum(int(line[2]) for line in lines if line) == len(VECTORS)
+    assert sum(int(line[3]) for line in lines if line) == sum(
+        x.size for vector in VECTORS for x in (vector.output, vector.lse, vector.weights)
+    )
+    assert all(float(line[4]) < 1e-13 for line in lines if line)
+
+
+def test_the_reader_in_javascript_notices(node: str, folder: Path) -> None:
+    """One wrong digit in an expected value, and it names the vector and exits with 1."""
+    data = json.loads((folder / "G.json").read_bytes())
+    output = data["vectors"][3]["expected"]["output"]
+    output["bits"] = output["bits"][:4] + ("0" if output["bits"][4] != "0" else "1") + output["bits"][5:]
+    (folder / "G.json").write_text(json.dumps(data), encoding="utf-8")
+    done = read_by_javascript(node, folder)
+    assert done.returncode == 1
+    assert f"{data['vectors'][3]['name']}: output 0 is" in done.stdout
+
+
+def test_the_page_lists_the_flags() -> None:
+    """The page for other languages has every flag with its sentence."""
+    page = (READER.parent / "README.md").read_text(encoding="utf-8")
+    for flag, meaning in vectors.flags().items():
+        assert f"| `{flag}` | {meaning} |" in page

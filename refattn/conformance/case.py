@@ -59,6 +59,8 @@ class Problem:
     asks: tuple[str, ...] = ()
     # Published or hand-made results: name -> (values, largest error of the digits given).
     known: dict[str, tuple[Array, float]] = field(default_factory=dict)
+    # Proven results, each the float64 nearest to the real number, for output, lse and weights: judged by, if given.
+    certified: dict[str, Array] = field(default_factory=dict)
 
     @property
     def heads(self) -> int:

@@ -110,8 +110,8 @@ def judge(problem: Problem, result: Result) -> Judgement:
 
 
 def golden_of(problem: Problem, weights: bool = False) -> Golden:
-    """The golden value of a problem, from its plain arrays alone."""
-    return golden_visible(
+    """The golden value of a problem, from its plain arrays alone; where results are certified, with those in place."""
+    golden = golden_visible(
         problem.q,
         problem.k,
         problem.v,
@@ -122,6 +122,9 @@ def golden_of(problem: Problem, weights: bool = False) -> Golden:
         sinks=problem.sinks,
         weights=weights,
     )
+    for name in problem.certified.keys() - (set() if weights else {"weights"}):
+        setattr(golden, name, problem.certified[name])
+    return golden
 
 
 def error_over_bound(actual: Any, expected: Any, bound: Any) -> float:

@@ -1,4 +1,4 @@
-"""Certified vectors: attention on exact rationals and balls, written from the specification and sharing no line with it.
+"""Certified vectors: attention on exact rationals and balls, written from the text of the specification alone.
 
     draw.py      seeded inputs, exact in the dtypes that they are for
     call.py      one call of attention, and the book of recipes that make calls

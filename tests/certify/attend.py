@@ -69,12 +69,13 @@ def certify(call: Call, keys: tuple[int, int] | None = None) -> Certified:
         values, precision, exactly = _settled(evaluation, index)
         weights[index], output[index], lse[index] = values[:k_len], values[k_len:-1], values[-1]
         most, rational = max(most, precision), rational + exactly
-    trim = (lambda x: x[0]) if call.q.ndim == 2 else (lambda x: x)
+    # Rank 2 has no head axis.
+    output, lse, weights, seen = (x[0] if call.q.ndim == 2 else x for x in (output, lse, weights, evaluation.seen))
     return Certified(
-        output=trim(output),
-        lse=trim(lse),
-        weights=trim(weights),
-        visible=trim(evaluation.seen),
+        output=output,
+        lse=lse,
+        weights=weights,
+        visible=seen,
         precision=most,
         rational=rational,
     )
@@ -101,10 +102,8 @@ class _Evaluation:
         self.call, self.seen = call, visible(call)
         if keys is not None:
             self.seen[..., : keys[0]] = self.seen[..., keys[1] :] = False
-        lift = (lambda x: x[None]) if call.q.ndim == 2 else (lambda x: x)
-        self.q, self.k, self.v = (
-            np.broadcast_to(x, (*call.batch, *x.shape[-3:])) for x in map(lift, (call.q, call.k, call.v))
-        )
+        lifted = (x[None] if call.q.ndim == 2 else x for x in (call.q, call.k, call.v))
+        self.q, self.k, self.v = (np.broadcast_to(x, (*call.batch, *x.shape[-3:])) for x in lifted)
         sinks = None if call.sinks is None or keys is not None else np.broadcast_to(call.sinks, (call.heads,))
         self.sinks = [-math.inf] * call.heads if sinks is None else [float(x) for x in sinks]
         self.turned = functools.cache(self._turned)
@@ -116,19 +115,17 @@ class _Evaluation:
         kv = (*entry, head // (self.call.heads // self.k.shape[-3]))
         seen = [j for j in range(self.k.shape[-2]) if self.seen[(*index, j)]]
         sink = self.sinks[head]
+        nan_row = Row([NAN] * self.k.shape[-2], [NAN] * self.v.shape[-1], NAN)
         if math.isnan(sink) or sink == math.inf:
-            return self._nan_row(seen, kv)
+            return nan_row
         if not seen:
             lse = exact(sink) if math.isfinite(sink) else sink
             return Row([fmpq(0)] * self.k.shape[-2], [fmpq(0)] * self.v.shape[-1], lse)
         logits = {j: self.logit(index, kv, j) for j in seen}
         finite = {j: logit for j, logit in logits.items() if logit is not None}
         if len(finite) < len(seen):
-            return self._nan_row(seen, kv)
+            return nan_row
         return self._finite_row(finite, sink, kv)
-
-    def _nan_row(self, seen: list[int], kv: tuple[int, ...]) -> Row:
-        return Row([NAN] * self.k.shape[-2], [NAN] * self.v.shape[-1], NAN)
 
     def _finite_row(self, logits: dict[int, Logit], sink: float, kv: tuple[int, ...]) -> Row:
         groups: dict[Any, list[int]] = {}

@@ -94,9 +94,7 @@ class Book:
         def add(make: Callable[[Draw], Call]) -> Callable[[Draw], Call]:
             says = " ".join((make.__doc__ or "").split())
             name = f"{clauses[0]}.{make.__name__}"
-            self.recipes.append(
-                Recipe(name=name, clauses=clauses, says=says, flags=flags, kinds=kinds, make=make)
-            )
+            self.recipes.append(Recipe(name=name, clauses=clauses, says=says, flags=flags, kinds=kinds, make=make))
             return make
 
         return add

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def rule_of(mask: dict[str, Any]) -> oracle.Rule:
     if kind in ("and", "or"):
         first, second = (rule_of(one) for one in rest["of"])
         return first & second if kind == "and" else first | second
-    rules = {
+    rules: dict[str, Callable[..., oracle.Rule]] = {
         "causal": oracle.causal,
         "window": oracle.window,
         "chunks": oracle.chunks,

@@ -7,10 +7,12 @@ is itself a midpoint, nor tell zero from the smallest of numbers: such numbers m
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
+import flint
 from flint import arb, fmpq
 
-Exact = fmpq | arb
+Exact: TypeAlias = fmpq | arb
 LARGEST = math.ldexp(1 - 2.0**-53, 1024)
 
 
@@ -37,7 +39,8 @@ def rounded(x: Exact) -> float | None:
 
 def lies_between(x: arb, below: fmpq, above: fmpq) -> bool:
     """Whether a whole ball lies strictly between two dyadic numbers of less than 64 bits."""
-    low, high = arb(below), arb(above)
+    with flint.ctx.workprec(64):
+        low, high = arb(below), arb(above)
     assert low.is_exact() and high.is_exact()
     return bool(low < x) and bool(x < high)
 

@@ -209,10 +209,10 @@ def _listed(name: str, data: bytes, vectors: int | None) -> dict[str, Any]:
     return entry if vectors is None else entry | {"vectors": vectors}
 
 
-def compare(folder: Path, write: bool) -> list[str]:
+def compare(folder: Path, write: bool, books: Iterable[Book] = BOOKS) -> list[str]:
     """What differs between a folder and what is made anew, in words; with `write` the folder is made to agree."""
     different, made = [], {SCHEMA}
-    for name, data in files((folder / SCHEMA).read_bytes()):
+    for name, data in files((folder / SCHEMA).read_bytes(), books):
         made.add(name)
         path = folder / name
         if not path.is_file() or path.read_bytes() != data:

@@ -21,6 +21,7 @@ from refattn.conformance.cases import (
     scores,
     softmax,
     tiling,
+    vectors,
     weights,
 )
 
@@ -28,7 +29,7 @@ from refattn.conformance.cases import (
 CHAPTERS = (
     *(scores, masks, masks_by_index, softmax, heads, arrays, numbers, biases),
     *(non_influence, lazy_masks, tiling, layer),
-    *(caches, paged, rolling, cost, weights, errors),
+    *(caches, paged, rolling, cost, weights, errors, vectors),
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from certify.call import Book, Call
@@ -47,7 +49,7 @@ def options_follow_the_query_head(draw: Draw) -> Call:
     return Call(**data, sinks=draw.array(4), bias=({"kind": "alibi"},), q_start=1)
 
 
-def _shared(draw: Draw) -> dict[str, np.ndarray]:
+def _shared(draw: Draw) -> dict[str, Any]:
     return Draw("G2.sharing", draw.kind, draw.again).qkv(3, 4, batch=(2,), heads=4, kv_heads=2, d_k=4)
 
 

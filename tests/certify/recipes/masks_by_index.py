@@ -26,7 +26,11 @@ def documents(draw: Draw) -> Call:
 @BOOK.recipe("M9", flags=("ragged",))
 def documents_of_queries_and_keys(draw: Draw) -> Call:
     """Queries and keys have ids of their own, per entry and in any order; an id without keys is an empty row."""
-    mask = {"kind": "documents", "q_ids": [[0, 1, 0, 2], [5, 5, 7, 7]], "k_ids": [[1, 0, 0, 1, 3, 0], [7, 5, 7, 7, 5, 5]]}
+    mask = {
+        "kind": "documents",
+        "q_ids": [[0, 1, 0, 2], [5, 5, 7, 7]],
+        "k_ids": [[1, 0, 0, 1, 3, 0], [7, 5, 7, 7, 5, 5]],
+    }
     return Call(**draw.qkv(4, 6, batch=(2,), heads=2), mask=mask)
 
 
@@ -59,7 +63,9 @@ def padding(draw: Draw) -> Call:
 @BOOK.recipe("M11")
 def padding_for_all(draw: Draw) -> Call:
     """keep of one axis holds for every entry."""
-    return Call(**draw.ramp(4, 6), mask={"kind": "padding", "keep": np.asarray([False, True, True, False, True, False])})
+    return Call(
+        **draw.ramp(4, 6), mask={"kind": "padding", "keep": np.asarray([False, True, True, False, True, False])}
+    )
 
 
 @BOOK.recipe("M12")
@@ -92,7 +98,9 @@ def mask_and_causal(draw: Draw) -> Call:
 def not_and_or(draw: Draw) -> Call:
     """(window(1, 0) | prefix(1)) & ~chunks(3)."""
     near = {"kind": "or", "of": [{"kind": "window", "left": 1, "right": 0}, {"kind": "prefix", "n": 1}]}
-    return Call(**draw.ramp(5, 5), mask={"kind": "and", "of": [near, {"kind": "not", "of": [{"kind": "chunks", "size": 3}]}]})
+    return Call(
+        **draw.ramp(5, 5), mask={"kind": "and", "of": [near, {"kind": "not", "of": [{"kind": "chunks", "size": 3}]}]}
+    )
 
 
 @BOOK.recipe("M15", flags=("head-mask",))

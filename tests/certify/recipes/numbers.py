@@ -12,7 +12,7 @@ BOOK = Book("N")
 
 @BOOK.recipe("N1", flags=("wide-logits",))
 def scores_beyond_float16(draw: Draw) -> Call:
-    """Raw scores beyond 65504 with scaled ones below it, which are far apart: float16 would overflow before the scale."""
+    """Raw scores beyond 65504 with scaled ones below it, far apart: float16 would overflow before the scale."""
     data = draw.qkv(2, 4, d_k=64, batch=(), heads=1, d_v=4)
     data["q"][:], data["k"][:] = 64.0, 64.0
     data["k"][..., 1, :], data["k"][..., 2, :], data["k"][..., 3, :] = 63.0, 62.0, 63.5

@@ -77,5 +77,13 @@ def parts_and_sinks(draw: Draw) -> Call:
 @BOOK.recipe("T3", "S3", flags=("split-keys", "softcap"))
 def parts_with_every_option(draw: Draw) -> Call:
     """Scale, cap, bias, mask and causal hold in parts as in the whole."""
-    options = {"scale": 0.5, "softcap": 2.0, "bias": plain(draw.array(3, 6)), "mask": dense(draw.shown(3, 6))}
-    return Call(**draw.qkv(3, 6), **options, causal=True, q_start=3, parts=((0, 4), (4, 6)))
+    return Call(
+        **draw.qkv(3, 6),
+        scale=0.5,
+        softcap=2.0,
+        bias=plain(draw.array(3, 6)),
+        mask=dense(draw.shown(3, 6)),
+        causal=True,
+        q_start=3,
+        parts=((0, 4), (4, 6)),
+    )
