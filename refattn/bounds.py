@@ -30,8 +30,8 @@ ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "floa
 LEAST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126, "float64": 2.0**-1022}
 # Keys per tile; each tile rescales what came before it once.
 TILE = 32
-# exp() of more overflows; a logit error of that size is far beyond judgeable.
-LARGEST_ERROR = 700.0
+# exp() of twice as much, times a value, does not overflow; a logit error of that size is far beyond judgeable.
+LARGEST_ERROR = 300.0
 # Elements of the largest temporary array of distances: what a core's cache holds.
 DISTANCES = 2**16
 

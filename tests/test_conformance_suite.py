@@ -8,6 +8,7 @@ import io
 import re
 import tokenize
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_a_problem_says_the_same_twice(case: Case) -> None:
                 np.testing.assert_array_equal(rounded(values, dtype), values, err_msg=name)
         again = case.problem(dtype, 3)
         np.testing.assert_array_equal(again.q, problem.q)
-        plain = golden_of(problem, weights=True)
+        plain = golden_of(replace(problem, certified={}), weights=True)
         for name, (values, error) in problem.known.items():
             got = getattr(plain, name)
             got = got.reshape(-1, *got.shape[got.ndim - values.ndim + 1 :])[: values.shape[0]] if values.ndim else got

@@ -82,14 +82,16 @@ class Draw:
         d_v: int | None = None,
         spread: float = 1.0,
     ) -> dict[str, Any]:
-        """q, k and v. Sizes left out: two entries of two heads; drawn again, one of four heads in two groups."""
+        """q, k and v. Sizes left out: two entries of two heads of width 8; drawn again, one of three of width 4.
+
+        Ranks, groups and widths that some kernels lack stand where a clause is about them, and nowhere else.
+        """
         first = self.again == 1
-        batch = ((2,) if first else ()) if batch is None else batch
-        grouped = heads is None and kv_heads is None and not first
-        heads = (2 if first else 4) if heads is None else heads
-        kv_heads = (2 if grouped else heads) if kv_heads is None else kv_heads
+        batch = ((2,) if first else (1,)) if batch is None else batch
+        heads = (2 if first else 3) if heads is None else heads
+        kv_heads = heads if kv_heads is None else kv_heads
         d_k = (8 if first else 4) if d_k is None else d_k
-        d_v = (4 if first else 5) if d_v is None else d_v
+        d_v = d_k if d_v is None else d_v
         k_len = q_len if k_len is None else k_len
         return {
             "q": self.array(*batch, heads, q_len, d_k, spread=spread),

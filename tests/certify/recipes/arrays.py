@@ -11,7 +11,7 @@ BOOK = Book("A")
 @BOOK.recipe("A1")
 def more_keys_than_queries(draw: Draw) -> Call:
     """Lq and Lk differ, and so do d_k and d_v."""
-    return Call(**draw.qkv(2, 7))
+    return Call(**draw.qkv(2, 7, d_v=5))
 
 
 @BOOK.recipe("A1")
@@ -41,7 +41,7 @@ def values_narrower_than_keys(draw: Draw) -> Call:
 @BOOK.recipe("A1")
 def width_64(draw: Draw) -> Call:
     """d_k = d_v = 64, as one head of a model has it."""
-    return Call(**draw.qkv(2, 4, batch=(), heads=1, d_k=64, d_v=64))
+    return Call(**draw.qkv(2, 4, batch=(1,), heads=1, d_k=64))
 
 
 @BOOK.recipe("A2", flags=("rank-2",))

@@ -17,13 +17,13 @@ ALIBI: tuple[dict[str, Any], ...] = ({"kind": "alibi"},)
 @BOOK.recipe("B1", "B2", flags=("alibi",))
 def alibi(draw: Draw) -> Call:
     """slope_h times minus the distance is added, on both sides of the query."""
-    return Call(**draw.qkv(4, 4, batch=(), heads=4), bias=ALIBI)
+    return Call(**draw.qkv(4, 4, batch=(1,), heads=4), bias=ALIBI)
 
 
 @BOOK.recipe("B1", "M3", flags=("alibi", "positions"))
 def alibi_over_a_cache(draw: Draw) -> Call:
     """Distances are of positions: two queries at the end of six keys."""
-    return Call(**draw.qkv(2, 6, batch=(), heads=4), causal=True, q_start=4, bias=ALIBI)
+    return Call(**draw.qkv(2, 6, batch=(1,), heads=4), causal=True, q_start=4, bias=ALIBI)
 
 
 @BOOK.recipe("B1", "M3", flags=("alibi", "positions", "ragged"))
@@ -36,7 +36,7 @@ def alibi_per_entry(draw: Draw) -> Call:
 @BOOK.recipe("B1", "P3", flags=("alibi", "sink"))
 def alibi_with_sinks(draw: Draw) -> Call:
     """A query's distance to itself is 0: an offset that cancels elsewhere shows beside a sink."""
-    data = draw.qkv(4, 4, batch=(), heads=2)
+    data = draw.qkv(4, 4, batch=(1,), heads=2)
     return Call(**data, causal=True, sinks=draw.array(2), bias=ALIBI)
 
 
@@ -49,25 +49,25 @@ def slope_of_one_head(draw: Draw) -> Call:
 @BOOK.recipe("B2", flags=("alibi",))
 def slopes_of_three_heads(draw: Draw) -> Call:
     """3 heads have the slopes of 2, then the first of 4."""
-    return Call(**draw.qkv(3, 6, batch=(), heads=3, d_k=4), bias=ALIBI, q_start=3)
+    return Call(**draw.qkv(3, 6, batch=(1,), heads=3, d_k=4), bias=ALIBI, q_start=3)
 
 
 @BOOK.recipe("B2", flags=("alibi",))
 def slopes_of_six_heads(draw: Draw) -> Call:
     """6 heads have the slopes of 4, then every second one of 8."""
-    return Call(**draw.qkv(2, 6, batch=(), heads=6, kv_heads=2, d_k=4), bias=ALIBI, q_start=4)
+    return Call(**draw.qkv(2, 6, batch=(1,), heads=6, kv_heads=2, d_k=4), bias=ALIBI, q_start=4)
 
 
 @BOOK.recipe("B2", flags=("alibi",))
 def slopes_of_eight_heads(draw: Draw) -> Call:
     """8 heads have the slopes 1/2 to 1/256."""
-    return Call(**draw.qkv(2, 6, batch=(), heads=8, kv_heads=2, d_k=4), bias=ALIBI, q_start=4)
+    return Call(**draw.qkv(2, 6, batch=(1,), heads=8, kv_heads=2, d_k=4), bias=ALIBI, q_start=4)
 
 
 @BOOK.recipe("B2", flags=("alibi",))
 def slopes_of_twelve_heads(draw: Draw) -> Call:
     """12 heads have the slopes of 8, then every second one of 16, irrational powers of two."""
-    return Call(**draw.qkv(2, 4, batch=(), heads=12, kv_heads=3, d_k=2, d_v=2), bias=ALIBI, q_start=2)
+    return Call(**draw.qkv(2, 4, batch=(1,), heads=12, kv_heads=3, d_k=2), bias=ALIBI, q_start=2)
 
 
 @BOOK.recipe("B3", flags=("relative-bias",))
@@ -121,7 +121,7 @@ def biases_add(draw: Draw) -> Call:
 @BOOK.recipe("B4", "B1", flags=("alibi",), kinds=BASE)
 def alibi_and_an_array(draw: Draw) -> Call:
     """ALiBi and an array add."""
-    data = draw.qkv(4, 4, batch=(), heads=2)
+    data = draw.qkv(4, 4, batch=(1,), heads=2)
     return Call(**data, bias=(*ALIBI, *plain(np.round(draw.array(4, 4)))))
 
 
@@ -164,7 +164,7 @@ def rotary_base(draw: Draw) -> Call:
 @BOOK.recipe("B5", "G1", flags=("rotary",))
 def rotary_with_shared_heads(draw: Draw) -> Call:
     """Heads that share keys turn alike."""
-    return Call(**draw.qkv(3, 4, batch=(), heads=4, kv_heads=1), rotary=_rotary(range(1, 4), range(4)))
+    return Call(**draw.qkv(3, 4, batch=(1,), heads=4, kv_heads=1), rotary=_rotary(range(1, 4), range(4)))
 
 
 def _for_both(draw: Draw) -> dict[str, Any]:

@@ -13,7 +13,7 @@ BOOK = Book("K")
 
 def _cached(draw: Draw, lengths: list[int], slots: int, new: int, cache: dict[str, Any], **options: Any) -> Call:
     """The newest queries over buffers whose slots beyond each length hold NaN and infinities."""
-    data = draw.ramp(new, slots, batch=(len(lengths),), heads=2, up=False, d_k=4, d_v=3)
+    data = draw.ramp(new, slots, batch=(len(lengths),), heads=2, up=False, d_k=4)
     for entry, length in enumerate(lengths):
         data["k"][entry, :, length:], data["v"][entry, :, length:] = math.nan, math.inf
     starts = [length - new for length in lengths]

@@ -15,7 +15,7 @@ BOOK = Book("G")
 @BOOK.recipe("G1")
 def one_to_one(draw: Draw) -> Call:
     """As many key/value heads as query heads: each has its own."""
-    return Call(**draw.qkv(3, 4, batch=(), heads=4, kv_heads=4))
+    return Call(**draw.qkv(3, 4, batch=(1,), heads=4, kv_heads=4))
 
 
 @BOOK.recipe("G1")
@@ -27,13 +27,13 @@ def two_groups(draw: Draw) -> Call:
 @BOOK.recipe("G1")
 def three_groups(draw: Draw) -> Call:
     """Six query heads in three groups: h // 2 and h % 3 differ for most."""
-    return Call(**draw.qkv(3, 4, batch=(), heads=6, kv_heads=3))
+    return Call(**draw.qkv(3, 4, batch=(1,), heads=6, kv_heads=3))
 
 
 @BOOK.recipe("G1")
 def groups_of_three(draw: Draw) -> Call:
     """Six query heads in two groups of three."""
-    return Call(**draw.qkv(3, 4, batch=(), heads=6, kv_heads=2), causal=True, q_start=1)
+    return Call(**draw.qkv(3, 4, batch=(1,), heads=6, kv_heads=2), causal=True, q_start=1)
 
 
 @BOOK.recipe("G1")
@@ -45,7 +45,7 @@ def one_for_all(draw: Draw) -> Call:
 @BOOK.recipe("G1", "P3", "B1", flags=("sink", "alibi"))
 def options_follow_the_query_head(draw: Draw) -> Call:
     """Sinks and slopes belong to query heads, of which two share a key/value head."""
-    data = draw.qkv(3, 4, batch=(), heads=4, kv_heads=2)
+    data = draw.qkv(3, 4, batch=(1,), heads=4, kv_heads=2)
     return Call(**data, sinks=draw.array(4), bias=({"kind": "alibi"},), q_start=1)
 
 

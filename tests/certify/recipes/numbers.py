@@ -13,7 +13,7 @@ BOOK = Book("N")
 @BOOK.recipe("N1", flags=("wide-logits",))
 def scores_beyond_float16(draw: Draw) -> Call:
     """Raw scores beyond 65504 with scaled ones below it, far apart: float16 would overflow before the scale."""
-    data = draw.qkv(2, 4, d_k=64, batch=(), heads=1, d_v=4)
+    data = draw.qkv(2, 4, batch=(1,), heads=1, d_k=64)
     data["q"][:], data["k"][:] = 64.0, 64.0
     data["k"][..., 1, :], data["k"][..., 2, :], data["k"][..., 3, :] = 63.0, 62.0, 63.5
     return Call(**data)
@@ -37,15 +37,15 @@ def close_scores_below_minus_a_thousand(draw: Draw) -> Call:
 
 @BOOK.recipe("N1", flags=("long-row", "uniform-weights"))
 def sum_of_many_weights(draw: Draw) -> Call:
-    """100 like weights: a sum in 8 or 11 bits stops growing or loses what it adds."""
-    data = draw.qkv(1, 100, batch=(), heads=1, d_k=2, d_v=4)
+    """80 like weights: a sum in 8 or 11 bits stops growing or loses what it adds."""
+    data = draw.qkv(1, 80, batch=(1,), heads=1, d_k=4)
     return Call(**data | {"q": np.zeros_like(data["q"]), "v": np.abs(data["v"])})
 
 
 @BOOK.recipe("N1", flags=("long-row",))
 def sum_of_unlike_weights(draw: Draw) -> Call:
     """120 weights of different sizes and positive values: the sum keeps all its bits."""
-    data = draw.qkv(1, 120, batch=(), heads=1, d_k=2, d_v=3)
+    data = draw.qkv(1, 120, batch=(1,), heads=1, d_k=3)
     return Call(**data | {"v": np.abs(data["v"])})
 
 
@@ -63,7 +63,7 @@ def scores_that_cancel(draw: Draw) -> Call:
 @BOOK.recipe("N1", flags=("underflow", "wide-logits"))
 def weights_that_vanish(draw: Draw) -> Call:
     """Logits that are 0, -90, -110, -720, -745 and -800 below the largest: the weights leave float32, then float64."""
-    data = draw.qkv(2, 6, batch=(), heads=2, d_k=1, d_v=3)
+    data = draw.qkv(2, 6, batch=(1,), heads=2, d_k=1)
     below = np.asarray([0.0, 90.0, 110.0, 720.0, 744.0, 800.0])
     data["q"][:], data["k"][..., 0] = -1.0, below
     return Call(**data, scale=1.0)
@@ -72,7 +72,7 @@ def weights_that_vanish(draw: Draw) -> Call:
 @BOOK.recipe("N1", flags=("underflow", "wide-logits"), kinds=BASE)
 def all_but_one_vanish(draw: Draw) -> Call:
     """Logits tens of thousands apart leave one key all the weight, exactly in every dtype."""
-    data = draw.qkv(2, 4, batch=(), heads=2, d_k=1, d_v=3)
+    data = draw.qkv(2, 4, batch=(1,), heads=2, d_k=1)
     data["q"][:], data["k"][..., 0] = 128.0, np.asarray([0.0, 128.0, 256.0, -256.0])
     return Call(**data)
 
@@ -125,11 +125,11 @@ def unequal_channels(draw: Draw) -> Call:
 
 @BOOK.recipe("N6")
 def odd_sizes(draw: Draw) -> Call:
-    """Sizes that fit no tile: 9 queries, 17 keys, width 7 and 3."""
-    return Call(**draw.qkv(9, 17, batch=(), heads=1, d_k=7, d_v=3), causal=True, q_start=8)
+    """Sizes that fit no tile: 9 queries, 17 keys, width 7."""
+    return Call(**draw.qkv(9, 17, batch=(1,), heads=1, d_k=7), causal=True, q_start=8)
 
 
 @BOOK.recipe("N1", "N6", flags=("long-row",))
 def width_of_129(draw: Draw) -> Call:
     """Dot products of 129 terms, one more than a common width."""
-    return Call(**draw.qkv(1, 4, batch=(), heads=1, d_k=129, d_v=2))
+    return Call(**draw.qkv(1, 2, batch=(1,), heads=1, d_k=129))

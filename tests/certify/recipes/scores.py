@@ -19,7 +19,7 @@ def default_scale(draw: Draw) -> Call:
 @BOOK.recipe("S1")
 def scale_of_a_square_width(draw: Draw) -> Call:
     """With d_k = 16 the default scale is 1/4."""
-    return Call(**draw.qkv(3, 4, batch=(1,), heads=2, d_k=16, d_v=4))
+    return Call(**draw.qkv(3, 4, batch=(1,), heads=2, d_k=16))
 
 
 @BOOK.recipe("S1")
@@ -31,13 +31,13 @@ def scale_of_an_odd_width(draw: Draw) -> Call:
 @BOOK.recipe("S1")
 def scale_of_width_1(draw: Draw) -> Call:
     """With d_k = 1 the default scale is 1."""
-    return Call(**draw.qkv(4, 6, d_k=1, d_v=2))
+    return Call(**draw.qkv(4, 6, d_k=1))
 
 
 @BOOK.recipe("S1", flags=("wide-logits",))
 def scale_of_width_64(draw: Draw) -> Call:
     """With d_k = 64 the default scale is 1/8; unscaled, the largest score takes all."""
-    return Call(**draw.qkv(2, 3, batch=(), heads=1, d_k=64, d_v=64))
+    return Call(**draw.qkv(2, 3, batch=(1,), heads=1, d_k=64))
 
 
 @BOOK.recipe("S2")

@@ -13,19 +13,19 @@ BOOK = Book("T")
 @BOOK.recipe("T1", flags=("long-row",))
 def longer_than_a_tile(draw: Draw) -> Call:
     """67 keys: more than two tiles of 32, the last of three keys."""
-    return Call(**draw.qkv(2, 67, batch=(), heads=1, d_k=4, d_v=4))
+    return Call(**draw.qkv(2, 67, batch=(1,), heads=1, d_k=4))
 
 
 @BOOK.recipe("T1", flags=("long-row", "wide-logits"))
 def growing_maximum(draw: Draw) -> Call:
     """Each key outweighs the one before, so that every tile raises the maximum."""
-    return Call(**draw.ramp(1, 65, batch=(), heads=1, d_k=4, d_v=4))
+    return Call(**draw.ramp(1, 65, batch=(1,), heads=1, d_k=4))
 
 
 @BOOK.recipe("T1", flags=("long-row", "wide-logits"))
 def falling_maximum(draw: Draw) -> Call:
     """The first tile holds the maximum, and what comes later underflows."""
-    return Call(**draw.ramp(1, 65, batch=(), heads=1, d_k=4, d_v=4, up=False))
+    return Call(**draw.ramp(1, 65, batch=(1,), heads=1, d_k=4, up=False))
 
 
 @BOOK.recipe("T1", "P2", flags=("long-row",))
@@ -33,13 +33,13 @@ def first_tiles_hidden(draw: Draw) -> Call:
     """The first 40 keys are hidden, and from one query all: a maximum of -inf must not become NaN."""
     shown = np.tile(np.arange(67) >= 40, (2, 1))
     shown[1] = False
-    return Call(**draw.qkv(2, 67, batch=(), heads=1, d_k=4, d_v=4), mask=dense(shown))
+    return Call(**draw.qkv(2, 67, batch=(1,), heads=1, d_k=4), mask=dense(shown))
 
 
 @BOOK.recipe("T1", "M4", flags=("long-row",))
 def diagonal_within_a_tile(draw: Draw) -> Call:
     """The causal diagonal crosses the second tile."""
-    return Call(**draw.ramp(3, 40, batch=(), heads=1, d_k=4, d_v=4, up=False), causal=True, q_start=33)
+    return Call(**draw.ramp(3, 40, batch=(1,), heads=1, d_k=4, up=False), causal=True, q_start=33)
 
 
 @BOOK.recipe("T2", flags=("split-keys",))
