@@ -127,7 +127,7 @@ def test_a_function_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_kernel_of_the_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The example fails what the README says, in every dtype: grouped heads and sizes of zero, and nothing else."""
+    """The example fails what the README says, in every dtype: grouped heads, sizes of zero, poison."""
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (source,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "kernel_of_the_readme.py").write_text(source)
@@ -137,7 +137,10 @@ def test_the_kernel_of_the_readme(tmp_path: Path, capsys: pytest.CaptureFixture[
     zero_sizes = {"arrays.no_width", "arrays.no_keys", "softmax.log_sum_exp_without_keys"}
     stored = {f"vectors.{vector.name}": vector.flags for vector in vectors.load()}
     assert broken - set(stored) == {"heads.grouped_query", *zero_sizes}
-    assert all({"grouped-heads", "zero-size"} & set(stored[name]) for name in broken & set(stored))
+    assert all(
+        {"grouped-heads", "zero-size", "hidden-poison", "visible-non-finite"} & set(stored[name])
+        for name in broken & set(stored)
+    )
 
 
 def test_captured_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import refattn
-from refattn import cli, cost, registry
+from refattn import cli, cost, registry, vectors
 from refattn.clauses import CHAPTERS, CLAUSES
 from refattn.commands import output
 from refattn.commands.clauses import markdown
@@ -283,6 +283,70 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_vectors_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    """--clause takes labels and chapters, --dtype what holds the inputs; --json gives names, clauses and flags."""
+    found = json.loads(run(capsys, "vectors", "list", "--clause", "p7", "G2", "--dtype", "float16", "--json"))
+    assert found
+    for vector in found:
+        assert {"P7", "G2"} & set(vector["clauses"])
+        assert "float16" in vector["dtypes"]
+        assert set(vector) == {"name", "clauses", "dtypes", "flags", "says"}
+    lines = run(capsys, "vectors", "list", "--clause", "P7").splitlines()
+    assert [line.split()[:2] for line in lines[2:-1]] == [[f"P7.plus_infinity.base-{n}", "P7"] for n in (1, 2)]
+    assert lines[-1] == "2 vectors"
+
+
+def test_vectors_that_are_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A clause that no values can show gives exit code 2 and the reason, an unknown one or no action a usage error."""
+    for arguments, words in (
+        (["list", "--clause", "T4"], "T4: Memory is no value."),
+        (["export", str(tmp_path), "--clause", "P7", "--dtype", "float32", "--clause", "T4"], "T4"),
+        (["list", "--clause", "Z9"], "the chapters are"),
+        (["list", "--dtype", "int8"], "float16"),
+        ([], "ACTION"),
+    ):
+        assert cli.main(["vectors", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert words in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exported_vectors_are_vectors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As JSON each vector is a file of its own, of the form of the shipped ones, with the schema beside it."""
+    folder = tmp_path / "new" / "folder"
+    assert f"2 vectors written to {folder}" in run(capsys, "vectors", "export", str(folder), "--clause", "P7")
+    names = [f"P7.plus_infinity.base-{n}" for n in (1, 2)]
+    assert {path.name for path in folder.iterdir()} == {"schema.json", *(f"{name}.json" for name in names)}
+    shipped = {vector.name: vector.raw for vector in vectors.load(chapters="P")}
+    for name in names:
+        data = json.loads((folder / f"{name}.json").read_bytes())
+        assert data == {"chapter": "P", "format": 1, "vectors": [shipped[name]]}
+
+
+def test_exported_arrays_can_be_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As NumPy files the inputs are what `refattn check --inputs` reads, and the results stand beside them."""
+    run(capsys, "vectors", "export", str(tmp_path), "--clause", "S5", "--format", "npz")
+    names = [vector.name for vector in vectors.load(chapters="S") if "S5" in vector.clauses]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{n}{end}" for n in names for end in (".npz", ".expected.npz")
+    }
+    for name in names:
+        inputs = str(tmp_path / f"{name}.npz")
+        assert cli.main(["check", "numpy", "--only-inputs", "--inputs", inputs]) == 0
+    assert cli.main(["vectors", "export", inputs]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_an_altered_vector_file_stops_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file that is not the one that was made is named, and the exit code is 2 (E5)."""
+    monkeypatch.setattr(vectors.load, "__defaults__", (tmp_path, None))
+    assert cli.main(["vectors", "list"]) == 2
+    assert "manifest.json" in capsys.readouterr().err
 
 
 def test_processes_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
