@@ -107,10 +107,10 @@ def test_a_nan_sink_outdoes_infinite_values(tile: Any, library: Library, sink: f
         assert np.array_equal(kind(output), kind(expected.output))
 
 
-@NUMPY
+@pytest.mark.library("numpy", "torch", "strict")
 @pytest.mark.parametrize("sinks", [None, [-np.inf, 1.0]], ids=str)
 @pytest.mark.parametrize("last", [-1e200, 1.0])
-def test_logits_of_minus_infinity(tile: Any, last: float, sinks: Any) -> None:
+def test_logits_of_minus_infinity(tile: Any, library: Library, last: float, sinks: Any) -> None:
     """Stretches of visible logits that are all -inf harm a row only if there is nothing else, no finite sink either."""
     q, k = np.full((2, 6, 1), 1e200), np.full((2, 9, 1), -1e200)
     v = np.random.default_rng(1).standard_normal((2, 9, 3))
@@ -118,7 +118,9 @@ def test_logits_of_minus_infinity(tile: Any, last: float, sinks: Any) -> None:
     k[:, 8] = last * 1e-200 if last > 0 else last
     sinks = None if sinks is None else np.asarray(sinks)
     expected = refattn.golden(q, k, v, sinks=sinks)
-    output, lse = refattn.attention_with_lse(q, k, v, sinks=sinks, path="tiled")
+    q, k, v = (library.array(x) for x in (q, k, v))
+    sinks = None if sinks is None else library.array(sinks)
+    output, lse = map(library.host, refattn.attention_with_lse(q, k, v, sinks=sinks, path="tiled"))
     for got, exact, bound in ((output, expected.output, expected.bound), (lse, expected.lse, expected.lse_bound)):
         finite = np.isfinite(exact)
         np.testing.assert_array_equal(got[~finite], exact[~finite])
@@ -166,6 +168,21 @@ def test_scales_far_from_one(q_len: int, query: float, key: float, scale: float)
     k *= np.float32(key)
     output, lse = refattn.attention_with_lse(q, k, v, scale=scale, path="tiled")
     expected = refattn.golden(q, k, v, scale=scale)
+    assert np.all(np.abs(output - expected.output) <= expected.bound("float32"))
+    assert np.all(np.abs(lse - expected.lse) <= expected.lse_bound("float32"))
+
+
+@NUMPY
+@pytest.mark.parametrize("q_len", [1, 100])
+def test_values_near_the_largest_number_beside_logits_of_minus_infinity(q_len: int) -> None:
+    """Keys whose logits overflow to -inf, as under two sums of the least number, harm no row of large values."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((2, n, 8)).astype(np.float32) for n in (q_len, 1500, 1500))
+    q[..., 0], k[..., 0], v[..., 0] = 5.0, 5.0, 1e37
+    least = np.where(np.arange(1500) < 1300, np.finfo(np.float32).min, np.float32(0))
+    bias = refattn.biases.as_bias(least) + least
+    output, lse = refattn.attention_with_lse(q, k, v, bias=bias, path="tiled")
+    expected = refattn.golden(q, k, v, bias=bias)
     assert np.all(np.abs(output - expected.output) <= expected.bound("float32"))
     assert np.all(np.abs(lse - expected.lse) <= expected.lse_bound("float32"))
 

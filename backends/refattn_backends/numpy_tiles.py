@@ -26,7 +26,7 @@ from refattn_backends.blas import one_thread
 from refattn_backends.numpy_logits import Logits, Options, take
 from refattn_backends.numpy_softmax import Rows
 from refattn_backends.pieces import Piece, Shown
-from refattn_backends.tiles import cut, row_tile, shown, spans
+from refattn_backends.tiles import broken_where_bare, cut, rows_over_keys, shown, spans
 from refattn_backends.tiles import tiled as generic
 
 ROWS, KEYS = 256, 480  # scores of one head: 480 KiB in float32, half of a usual L2 cache
@@ -60,10 +60,7 @@ def tiled(call: Call) -> Partial:
         tiles = _Tiled(call, 1 if solo else workers.count())
         whole = tiles.run()
         whole = whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
-        broken = tiles.void & np.isneginf(whole.lse)  # P7: nothing but -inf
-        if broken.any():
-            whole.output[broken], whole.lse[broken] = np.nan, np.nan
-        return whole
+        return broken_where_bare(call, whole, tiles.void) if tiles.void.any() else whole
 
 
 class _Tiled:
@@ -96,9 +93,10 @@ class _Tiled:
             self.v = np.broadcast_to(rest, self.v.shape)
             failed = self._failed(failed)
         for rows, part in {(job.rows, job.part) for job in failed}:
-            output, lse = row_tile(cut(self.call, rows, self.parts[part], masked=True), rows)
+            (output, lse), bare = rows_over_keys(cut(self.call, rows, self.parts[part], masked=True), rows)
             self.results[part].output[..., rows.start : rows.stop, :] = output
             self.results[part].lse[..., rows.start : rows.stop] = lse
+            self.void[..., rows.start : rows.stop] |= bare
         return reduce(partial(merge_two, self.call.library), self.results)
 
     def _failed(self, jobs: list[Job]) -> list[Job]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from refattn.arguments import Call
-from refattn.arrays import quiet
+from refattn.arrays import Array, quiet
 from refattn.partials import Partial, merge_two, with_sinks
 from refattn.pipeline import run_stages
 
@@ -24,22 +24,64 @@ def tiled(call: Call, rows: int | None = None, keys: int | None = None) -> Parti
     """
     xp = call.library.xp
     with quiet(call.library):
-        parts = [row_tile(call, part, keys) for part in spans(call.tile[0], rows or ROWS)] or [identity(call)]
-        outputs, lses = zip(*parts, strict=True)
-        whole = Partial(xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1)) if len(parts) > 1 else parts[0]
-        return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+        parts = [rows_over_keys(call, part, keys) for part in spans(call.tile[0], rows or ROWS)]
+        if not parts:
+            whole, bare = identity(call), False
+        elif len(parts) == 1:
+            whole, bare = parts[0]
+        else:
+            outputs, lses = zip(*(part for part, _ in parts), strict=True)
+            whole = Partial(xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1))
+            marks = [xp.broadcast_to(some, part.lse.shape) for part, some in parts]
+            bare = xp.concat(marks, axis=-1)
+        whole = whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+        return broken_where_bare(call, whole, bare)
 
 
 def row_tile(call: Call, rows: range, width: int | None = None) -> Partial:
     """One tile of rows over all its keys, `width` at a time, without sinks."""
-    whole = None
+    return broken_where_bare(call, *rows_over_keys(call, rows, width))
+
+
+def rows_over_keys(call: Call, rows: range, width: int | None = None) -> tuple[Partial, Array]:
+    """The same, and which rows see logits that are all -inf somewhere: as over no keys until the end (P7)."""
+    whole, bare = None, call.library.xp.zeros((1, 1), dtype=call.library.xp.bool, device=call.device)
     for keys in shown(call, rows, call.tile[1], width or KEYS):
         answer = "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())
         if answer == "none":
             continue
-        part = Partial(*run_stages(cut(call, rows, keys, masked=answer != "all"), lambda _, value: value))
-        whole = part if whole is None else merge_two(call.library, whole, part)
-    return identity(cut(call, rows, range(0), masked=False)) if whole is None else whole
+        part, some = _tile(cut(call, rows, keys, masked=answer != "all"))
+        whole, bare = part if whole is None else merge_two(call.library, whole, part), bare | some
+    return identity(cut(call, rows, range(0), masked=False)) if whole is None else whole, bare
+
+
+def broken_where_bare(call: Call, whole: Partial, bare: Array) -> Partial:
+    """A row that sees keys, but neither a logit above -inf nor a finite sink, is NaN (P7)."""
+    xp = call.library.xp
+    broken = (whole.lse == -float("inf")) & bare
+    output = xp.where(broken[..., None], float("nan"), whole.output)
+    return Partial(output, xp.where(broken, float("nan"), whole.lse))
+
+
+def _tile(call: Call) -> tuple[Partial, Array]:
+    """All rows over all keys; those without a logit above -inf, which softmax would make NaN, as over no keys."""
+    xp = call.library.xp
+    seen: dict[str, Array] = {}
+
+    def stage(name: str, value: Array) -> Array:
+        if name == "visible":
+            seen["any"] = True if value is None else xp.any(value, axis=-1)
+        elif name == "logits":
+            void = seen["void"] = xp.max(value, axis=-1) == -float("inf")
+            if not call.library.host or void.any():
+                value = xp.where(void[..., None], 0.0, value)
+        return value
+
+    output, lse = run_stages(call, stage)
+    void = seen["void"]
+    # What is infinite or NaN there comes of visible values (M20).
+    output = xp.where(void[..., None] & xp.isfinite(output), 0.0, output)
+    return Partial(output, xp.where(void, -float("inf"), lse)), void & seen["any"]
 
 
 def cut(call: Call, rows: range, keys: range, *, masked: bool) -> Call:
