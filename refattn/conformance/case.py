@@ -21,7 +21,7 @@ from refattn.dtypes import COMPUTED
 Convert = Callable[[Array], Array]
 
 FULL = ("float32", "float64")
-LAYOUTS = ("contiguous", "permuted", "transposed", "sliced")
+LAYOUTS = ("contiguous", "permuted", "transposed", "sliced", "expanded", "reversed")
 
 
 class Unsupported(Exception):

@@ -8,10 +8,13 @@ from refattn.conformance.cases import (
     biases,
     caches,
     cost,
+    empty_rows,
     errors,
     heads,
     layer,
     lazy_masks,
+    levels,
+    long_rows,
     masks,
     masks_by_index,
     non_influence,
@@ -28,7 +31,7 @@ from refattn.conformance.cases import (
 # The plainest first, so that the first failure of an implementation is the one to look at first.
 CHAPTERS = (
     *(scores, masks, masks_by_index, softmax, heads, arrays, numbers, biases),
-    *(non_influence, lazy_masks, tiling, layer),
+    *(non_influence, lazy_masks, tiling, layer, empty_rows, levels, long_rows),
     *(caches, paged, rolling, cost, weights, errors, vectors),
 )
 

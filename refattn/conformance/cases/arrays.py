@@ -6,8 +6,9 @@ import numpy as np
 
 from refattn import attention, attention_stages, attention_with_lse
 from refattn.conformance.case import LAYOUTS, Api, Chapter, Problem, Unsupported
-from refattn.conformance.expect import expect, expect_equal, expect_error
-from refattn.conformance.plain import Draw
+from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
+from refattn.conformance.judge import golden_of
+from refattn.conformance.plain import Draw, rounded
 from refattn.dtypes import COMPUTED
 from refattn.errors import DTypeError, HeadCountError, LibraryMismatchError, NotAnArrayError
 
@@ -114,6 +115,25 @@ def bias_and_sink_dtypes(api: Api) -> None:
         expect(got == wide, f"q in {api.dtype} with a bias in {dtype} computes in {got}, expected {wide}")
 
 
+@CASES.check("A5", area="dtypes", dtypes=COMPUTED)
+def values_of_a_bias_in_another_dtype(api: Api) -> None:
+    """A bias and sinks of every dtype count with their own values: neither rounded to the dtype of q, nor beyond it."""
+    data = api.draw.qkv(4, 6)
+    q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
+    for dtype in COMPUTED:
+        if dtype not in api.capabilities:
+            continue
+        bias, sinks = rounded(api.draw.rng.standard_normal((4, 6)), dtype), rounded(np.asarray([0.3, -0.7]), dtype)
+        if dtype != "float16":
+            bias[1] = -131072.0  # the row's constant; float16 would make it -inf, and the row empty
+        wide = golden_of(Problem(**data, bias=bias))
+        output = attention(q, k, v, bias=api.array(bias, dtype))
+        expect_within(f"output with a bias in {dtype}", api.host(output), wide.output, wide.bound(api.dtype))
+        wide = golden_of(Problem(**data, sinks=sinks))
+        output = attention(q, k, v, sinks=api.array(sinks, dtype))
+        expect_within(f"output with sinks in {dtype}", api.host(output), wide.output, wide.bound(api.dtype))
+
+
 @CASES.problem("A6")
 def no_width(draw: Draw) -> Problem:
     """With d_k = 0 every score is 0 and the default scale is 1: the output is the mean of the values."""
@@ -155,7 +175,10 @@ def no_heads(api: Api) -> None:
 
 def _layout(layout: str) -> None:
     def build(draw: Draw) -> Problem:
-        return Problem(**draw.qkv(4, 6), layout=layout)
+        data = draw.qkv(4, 6)
+        if layout == "expanded":
+            data |= {name: np.repeat(data[name][:, :1], 2, axis=1) for name in ("q", "k", "v")}
+        return Problem(**data, layout=layout)
 
     build.__name__ = f"{layout}_memory"
     build.__doc__ = f"The result depends on values alone, not on how they lie in memory: {layout} views."

@@ -71,6 +71,12 @@ def decode_over_a_prefix(draw: Draw) -> Problem:
     return Problem(**draw.qkv(2, 6, heads=4, kv_heads=2, spread=1.5), causal=True, q_start=4)
 
 
+@CASES.problem("K1", "M4")
+def prefill_from_the_start(draw: Draw) -> Problem:
+    """A prefill of six tokens into an empty cache, q_start = 0 given, is causal: its first row is the first value."""
+    return Problem(**draw.ramp(6, 6), causal=True, q_start=0)
+
+
 @CASES.problem("K2", "B7")
 def rotary_at_the_position_of_the_token(draw: Draw) -> Problem:
     """A new query rotated as position 5 over keys at positions 0 to 5; the data are rotated beforehand."""

@@ -35,6 +35,12 @@ def the_complement(draw: Draw) -> Problem:
 
 
 @CASES.problem("M1")
+def lower_triangle(draw: Draw) -> Problem:
+    """A boolean lower triangle shows the past: read the other way, row 0 is blind to itself and the last row empty."""
+    return Problem(**draw.ramp(6, 6), shown=np.tril(np.ones((6, 6), dtype=bool)))
+
+
+@CASES.problem("M1")
 def mask_of_nothing_hidden(draw: Draw) -> Problem:
     """A mask that is True everywhere changes nothing."""
     return Problem(**draw.qkv(4, 6), shown=np.ones((4, 6), dtype=bool))
@@ -136,6 +142,12 @@ def decode_step(draw: Draw) -> Problem:
 def more_queries_than_keys(draw: Draw) -> Problem:
     """Bottom-right with Lq > Lk: the first queries see nothing, and their output is 0."""
     return Problem(**draw.ramp(6, 4), causal=True, q_start=-2)
+
+
+@CASES.problem("M5")
+def more_queries_than_keys_top_left(draw: Draw) -> Problem:
+    """Top-left with Lq > Lk: the last queries see every key, and none sees nothing."""
+    return Problem(**draw.ramp(6, 4), causal=True, q_start=0)
 
 
 @CASES.problem("M5", "M10")

@@ -132,6 +132,14 @@ def blocks(draw: Draw) -> Problem:
     return Problem(**draw.qkv(6, 6), mask=lambda array: masks.blocks(array(kept), (5, 4)), shown=shown)
 
 
+@CASES.problem("M12", "A3")
+def block_beyond_the_input(draw: Draw) -> Problem:
+    """A block of 128 by 128 over 4 rows and 6 keys, for each of three batch entries: only the second sees nothing."""
+    kept = np.asarray([True, False, True])[:, None, None, None]
+    mask = {"mask": lambda array: masks.blocks(array(kept), (128, 128)), "shown": kept}
+    return Problem(**draw.ramp(4, 6, batch=(3,)), causal=True, q_start=2, **mask)
+
+
 @CASES.problem("M13")
 def mask_and_causal(draw: Draw) -> Problem:
     """mask and causal combine by AND: row 0 may see only key 0, which the mask hides."""
@@ -172,6 +180,15 @@ def rank_three_means_heads(draw: Draw) -> Problem:
     """A rank 3 mask is (H, Lq, Lk), also when batch and heads are equally many."""
     shown = np.stack([causal_pairs(6, 6), ~causal_pairs(6, 6, -1)])
     return Problem(**draw.ramp(6, 6, step=1.0), shown=shown)
+
+
+@CASES.problem("M15", "M5")
+def rank_three_over_a_past(draw: Draw) -> Problem:
+    """A rank 3 mask over two new tokens after two cached ones differs per head, and causal goes on beside it."""
+    shown = np.asarray(
+        [[[True, False, True, True], [False, True, True, True]], [[True] * 4, [True, True, False, True]]]
+    )
+    return Problem(**draw.ramp(2, 4, step=1.0), causal=True, q_start=2, shown=shown)
 
 
 @CASES.problem("M15")

@@ -93,6 +93,22 @@ def published_poison(draw: Draw) -> Problem:
     return Problem(**draw.given(q, k, v), shown=shown, known=known)
 
 
+def _one_poison(name: str, words: str, value: float) -> None:
+    def build(draw: Draw) -> Problem:
+        data = draw.qkv(4, 6)
+        data[name][..., 2, :] = value
+        return Problem(**data, shown=np.broadcast_to(np.arange(6) != 2, (4, 6)))
+
+    build.__name__ = f"{words}_in_a_hidden_{'key' if name == 'k' else 'value'}"
+    build.__doc__ = f"A hidden {'key' if name == 'k' else 'value'} that holds nothing but {value} influences nothing."
+    CASES.problem("M19")(build)
+
+
+for _words, _value in (("nan", np.nan), ("infinity", np.inf), ("minus_infinity", -np.inf)):
+    _one_poison("k", _words, _value)
+    _one_poison("v", _words, _value)
+
+
 @CASES.problem("M19", "K4")
 def unused_slots_of_a_cache(draw: Draw) -> Problem:
     """Cache slots beyond each entry's length hold NaN in keys and values."""

@@ -12,7 +12,7 @@ from refattn.conformance.cases.caches import generate
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
 from refattn.conformance.models import Decoder
-from refattn.conformance.plain import Draw, known_output, positions, published
+from refattn.conformance.plain import Draw, known_output, positions, precision, published
 from refattn.errors import CacheError, ConsumedCacheError
 
 CASES = Chapter("rolling")
@@ -63,6 +63,21 @@ def windows(api: Api) -> None:
         expect_within(f"output of tokens {start} to {stop - 1}", output, golden.output, golden.bound(api.dtype))
         start = stop
     expect_equal("length", cache.length, 16)
+
+
+@CASES.check("K9", area="cache", dtypes=FULL)
+def window_just_full(api: Api) -> None:
+    """Token after token through the length at which a window of 8 is full: 8 keep all eight, 9 lose the first alone."""
+    data = api.draw.qkv(10, batch=(1,), heads=1, d_v=10)
+    data["q"], data["v"] = np.zeros_like(data["q"]), np.eye(10)[None, None]
+    cache = RollingKVCache.allocate(api.array(np.zeros(1)), 1, 1, 8, 8, 10)
+    for start, stop in ((0, 6), (6, 7), (7, 8), (8, 9), (9, 10)):
+        cache = cache.append(*(api.array(data[name][:, :, start:stop]) for name in ("k", "v")))
+        output = api.host(attend(api.array(data["q"][:, :, stop - 1 : stop]), cache))
+        expected = (np.arange(10) < stop) & (np.arange(10) >= stop - 8)
+        expect_equal(f"keys seen at length {stop}", output[0, 0, 0] > 0, expected)
+        exact = expected / np.sum(expected)
+        expect_within(f"output at length {stop}", output[0, 0, 0], exact, 16 * precision(api.dtype) * exact)
 
 
 @CASES.check("K9", "K4", "K5", area="cache")

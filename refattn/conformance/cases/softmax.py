@@ -110,6 +110,26 @@ def dominating_sink(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6), sinks=np.asarray([12.0, 200.0]))
 
 
+@CASES.problem("P3", dtypes=FULL)
+def sinks_by_hand(draw: Draw) -> Problem:
+    """Two scores of 0, values 1 and 3: a sink of ln 2 halves the mean, one of 25 leaves 4 / (2 + e^25), unclamped."""
+    q, k, v = np.zeros((1, 2, 1, 1)), np.zeros((1, 2, 2, 1)), np.ones((1, 2, 2, 1))
+    v[..., 1, :] = 3.0
+    known = {"output": (np.asarray([1.0, 5.555e-11]), 5e-7)}
+    return Problem(dtype=draw.dtype, q=q, k=k, v=v, scale=1.0, sinks=draw.exact([math.log(2.0), 25.0]), known=known)
+
+
+@CASES.check("P3", "P4", area="softmax", dtypes=FULL)
+def a_sink_is_a_factor(api: Api) -> None:
+    """A sink multiplies the output without it by 1 / (1 + e^(sink - lse)), lse in the natural logarithm."""
+    data, sinks = api.draw.qkv(4, 6, heads=4), np.asarray([-3.0, 0.0, 2.0, 9.0])
+    plain, golden = golden_of(Problem(**data)), golden_of(Problem(**data, sinks=sinks))
+    factor = 1 / (1 + np.exp(sinks[:, None] - plain.lse))
+    q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
+    output = api.host(attention(q, k, v, sinks=api.array(sinks)))
+    expect_within("output", output, plain.output * factor[..., None], golden.bound(api.dtype))
+
+
 @CASES.problem("P3")
 def no_sink(draw: Draw) -> Problem:
     """A sink of -inf is none."""
@@ -208,6 +228,12 @@ def visible_sets_show(draw: Draw) -> Problem:
 def constant_bias(draw: Draw) -> Problem:
     """A bias that is constant along each row changes nothing but the log-sum-exp."""
     return Problem(**draw.qkv(4, 6), bias=np.asarray([[0.0], [8.0], [-8.0], [64.0]]) * np.ones((1, 6)))
+
+
+@CASES.problem("P6", "P4", "M17", dtypes=FULL)
+def triangle_of_ones(draw: Draw) -> Problem:
+    """A bias of 1 on and below the diagonal and -inf above is causal, and shows in the log-sum-exp alone."""
+    return Problem(**draw.qkv(4, 4), bias=np.where(causal_pairs(4, 4), 1.0, -np.inf), asks=("lse",))
 
 
 @CASES.check("P6", area="softmax", dtypes=COMPUTED)

@@ -8,7 +8,7 @@ from refattn import Partial, attention, attention_with_lse, masks, merge
 from refattn.conformance.case import FULL, Api, Chapter, Problem
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
-from refattn.conformance.plain import Draw
+from refattn.conformance.plain import Draw, precision
 from refattn.errors import PartialError, PathError
 
 CASES = Chapter("tiling")
@@ -65,6 +65,17 @@ def nothing_is_the_identity(api: Api) -> None:
     empty = merge((nothing, nothing))
     expect_equal("merged output of nothing", api.host(empty.output), np.zeros((1, 2, 3)))
     expect_equal("merged log-sum-exp of nothing", api.host(empty.lse), np.full((1, 2), -np.inf))
+
+
+@CASES.check("T2", area="merge", dtypes=FULL)
+def merge_by_hand(api: Api) -> None:
+    """Parts of weight 8 and 2 with outputs 1 and 0 merge to 0.8 and ln 10; read in base 2 they would give 0.72."""
+    one, zero = np.ones((1, 1, 1)), np.zeros((1, 1, 1))
+    first, second = (api.array(np.full((1, 1), np.log(weight))) for weight in (8.0, 2.0))
+    output, lse = merge((Partial(api.array(one), first), Partial(api.array(zero), second)))
+    bound = 16 * precision(api.dtype)
+    expect_within("merged output", api.host(output), 0.8 * one, bound)
+    expect_within("merged log-sum-exp", api.host(lse), np.full((1, 1), np.log(10.0)), 2 * bound)
 
 
 @CASES.check("T3", "E4", area="errors")

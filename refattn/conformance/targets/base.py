@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from refattn.arrays import Array
+from refattn.arrays import Array, library_of
 from refattn.backend import Backend
 from refattn.conformance.case import Api, Problem
 from refattn.conformance.judge import Result
@@ -166,6 +166,12 @@ class ArrayTarget:
             buffer = np.full((*host.shape[:-2], host.shape[-2] + 2, 2 * host.shape[-1]), np.nan)
             buffer[..., 1:-1, ::2] = host
             return self.array(buffer, problem.dtype)[..., 1:-1, ::2]
+        if problem.layout == "expanded":  # one head for all, with a stride of 0
+            head = self.array(host[..., :1, :, :], problem.dtype)
+            return library_of(head, "x").xp.broadcast_to(head, host.shape)
+        if problem.layout == "reversed":  # tokens backwards, with a negative stride where the library has such views
+            turned = self.array(np.ascontiguousarray(host[..., ::-1, :]), problem.dtype)
+            return library_of(turned, "x").xp.flip(turned, axis=-2)
         return self.array(host, problem.dtype)
 
     def _swap(self, x: Array, first: int, second: int) -> Array:

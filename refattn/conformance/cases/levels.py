@@ -1,0 +1,62 @@
+"""Chapters P and N: how high the scores lie, how their mass is spread, and data that forgives too much."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refattn.conformance.case import Chapter, Problem
+from refattn.conformance.plain import Draw
+
+CASES = Chapter("levels")
+
+
+@CASES.problem("P6", dtypes=("float16", "float32", "float64"))
+def raw_scores_far_below_zero(draw: Draw) -> Problem:
+    """Raw scores of -131072 and 512 more, scaled to -512 and -510: a maximum that starts at a sentinel loses both."""
+    q, k = np.full((1, 1, 2, 4), -512.0), np.full((1, 1, 2, 4), 64.0)
+    k[0, 0, 1, 3] = 63.0
+    return Problem(dtype=draw.dtype, q=q, k=k, v=np.asarray([[[[1.0], [3.0]]]]), scale=2.0**-8)
+
+
+@CASES.problem("P6")
+def far_below_a_hidden_key(draw: Draw) -> Problem:
+    """Rows whose visible scores lie 120 below that of a hidden key: the hidden one must not set the maximum."""
+    data = draw.qkv(4, 6)
+    data["q"][..., 0], data["k"][..., 0] = 8.0, -16.0
+    data["k"][..., 2, 0] = 26.5
+    return Problem(**data, shown=np.broadcast_to(np.arange(6) != 2, (4, 6)))
+
+
+@CASES.problem("N1", dtypes=("float16",))
+def negative_scores_beyond_float16(draw: Draw) -> Problem:
+    """Raw scores of -262144 and -258048 exceed float16, the scaled ones do not: as infinities both would be lost."""
+    q, k, v = np.full((1, 1, 2, 64), -64.0), np.full((1, 1, 2, 64), 64.0), np.ones((1, 1, 2, 4))
+    k[..., 1, :], v[..., 1, :] = 63.0, 2.0
+    return Problem(dtype=draw.dtype, q=q, k=k, v=v, scale=2.0**-12)
+
+
+@CASES.problem("N1", "P1")
+def small_weights_carry_half(draw: Draw) -> Problem:
+    """One key has about half the weight and 4095 share the rest, 2^-13 each: with values of one the output is one."""
+    data = draw.qkv(2, 4096, batch=(1,), heads=1, d_k=4, d_v=1, spread=0.125)
+    data["q"][..., 0], data["k"][..., 0], data["k"][..., 0, 0] = 4.0, 0.0, 4.15625
+    data["v"] = np.ones_like(data["v"])
+    return Problem(**data, coherent=True)
+
+
+@CASES.problem("N6", "M4", "S1")
+def inputs_of_one_sign(draw: Draw) -> Problem:
+    """64 causal rows of numbers between 0.5 and 1: wrong answers lie close to the right one, and must still fail."""
+    q, k, v = (0.5 + 0.5 * draw.rng.random((1, 1, 64, 64)) for _ in range(3))
+    return Problem(**draw.given(q, k, v), causal=True)
+
+
+@CASES.problem("N6", "A3", "G1")
+def heavy_tails_in_a_batch(draw: Draw) -> Problem:
+    """Two batch entries of channels of very unequal size, wide heads, four over one: each entry is as it is alone."""
+    data = draw.qkv(16, 16, heads=4, kv_heads=1, d_k=64, spread=0.25)
+    gains = np.exp2(np.round(1.5 * draw.rng.standard_normal(64)))
+    gains[::16] *= 8.0
+    data["q"], data["v"] = draw.exact(data["q"] / gains), draw.exact(data["v"] * gains)
+    data["k"] = draw.exact(data["k"] * gains * np.asarray([1.0, 4.0])[:, None, None, None])
+    return Problem(**data, causal=True)
