@@ -21,6 +21,7 @@ COMMANDS = {
     "cost": "work, memory and cache size, and what the alternatives cost",
     "check": "judge an implementation, your own included",
     "vectors": "list or export calls with proven results, for any language",
+    "reports": "public reports of wrong attention, and the cases that catch them",
 }
 
 DESCRIPTION = """\

@@ -20,10 +20,11 @@ def raw_scores_far_below_zero(draw: Draw) -> Problem:
 
 @CASES.problem("P6")
 def far_below_a_hidden_key(draw: Draw) -> Problem:
-    """Rows whose visible scores lie 120 below that of a hidden key: the hidden one must not set the maximum."""
+    """Rows whose visible scores lie 120 below that of a hidden key: it must not set the maximum."""
     data = draw.qkv(4, 6)
     data["q"][..., 0], data["k"][..., 0] = 8.0, -16.0
     data["k"][..., 2, 0] = 26.5
+    data["v"] = np.broadcast_to(np.arange(1.0, 9.0), data["v"].shape)
     return Problem(**data, shown=np.broadcast_to(np.arange(6) != 2, (4, 6)))
 
 

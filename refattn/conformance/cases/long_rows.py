@@ -44,17 +44,19 @@ for _k_len in (1023, 1024, 1025):
 def last_tiles_hidden(draw: Draw) -> Problem:
     """The last 128 keys are hidden and all logits are far below zero, for kernels that go from right to left."""
     data = draw.qkv(2, 160, batch=(1,), d_k=4)
-    data["q"], data["k"] = np.full_like(data["q"], -8.0), np.full_like(data["k"], 8.0)
+    data["q"], data["k"] = np.full_like(data["q"], -7.0), np.full_like(data["k"], 8.0)
     data["k"][..., 0] += np.arange(160) % 4
+    data["v"] = np.broadcast_to(np.arange(1.0, 5.0), data["v"].shape)
     return Problem(**data, shown=np.broadcast_to(np.arange(160) < 32, (2, 160)), coherent=True)
 
 
 @CASES.problem("T1", "M4")
 def causal_last_tiles(draw: Draw) -> Problem:
-    """Causal rows at the end of 130 keys, all logits near -300: the first rows see nothing of the last tile."""
+    """Causal rows at the end of 130 keys, all logits near -120: the first rows see nothing of the last tile."""
     data = draw.qkv(4, 130, batch=(1,), heads=1, d_k=2, d_v=4)
-    data["q"], data["k"] = np.ones_like(data["q"]), np.full_like(data["k"], -150.0)
+    data["q"], data["k"] = np.ones_like(data["q"]), np.full_like(data["k"], -60.0)
     data["k"][..., 0] -= np.arange(130) % 4
+    data["v"] = np.broadcast_to(np.arange(1.0, 5.0), data["v"].shape)
     return Problem(**data, causal=True, scale=1.0, q_start=126, coherent=True)
 
 

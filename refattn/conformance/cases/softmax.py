@@ -171,6 +171,12 @@ def log_sum_exp(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6, spread=1.5), softcap=3.0, asks=("lse",))
 
 
+@CASES.problem("P4", "M4", dtypes=FULL)
+def causal_log_sum_exp(draw: Draw) -> Problem:
+    """Under causal visibility the log-sum-exp counts the keys that are seen, and no constant is added to them."""
+    return Problem(**draw.qkv(6, 6), causal=True, asks=("lse",))
+
+
 @CASES.problem("P4", "P3", dtypes=FULL)
 def log_sum_exp_with_a_sink(draw: Draw) -> Problem:
     """The sink is part of the log-sum-exp."""
