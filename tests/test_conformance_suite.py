@@ -233,7 +233,7 @@ def test_right_implementations_are_not_accused(function: str) -> None:
     target = target_of(function)
     for seed in range(2):
         found = records(target, seed=seed)
-        # Scores beyond float16 are what this case is about, and storing them low is a fault there.
+        # Scores beyond float16 are what these cases are about, and storing them low is a fault there.
         broken = {(r.case, r.message) for r in found if r.verdict in ("fail", "crashed")}
         if function == "correct_unfused":
             broken = {one for one in broken if "scores_beyond_float16" not in one[0]}

@@ -136,8 +136,11 @@ def blocks(draw: Draw) -> Problem:
 def block_beyond_the_input(draw: Draw) -> Problem:
     """A block of 128 by 128 over 4 rows and 6 keys, for each of three batch entries: only the second sees nothing."""
     kept = np.asarray([True, False, True])[:, None, None, None]
-    mask = {"mask": lambda array: masks.blocks(array(kept), (128, 128)), "shown": kept}
-    return Problem(**draw.ramp(4, 6, batch=(3,)), causal=True, q_start=2, **mask)
+
+    def mask(array: Convert) -> Any:
+        return masks.blocks(array(kept), (128, 128))
+
+    return Problem(**draw.ramp(4, 6, batch=(3,)), causal=True, q_start=2, mask=mask, shown=kept)
 
 
 @CASES.problem("M13")
