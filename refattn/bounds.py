@@ -1,15 +1,16 @@
 """How far a computed result may lie from the exact one by rounding alone: derived, per element, never guessed (N6).
 
-With u_a the unit roundoff of the accumulation type, u_s that of the storage type, A = |scale| |q|.|k| and m the row's
-largest logit, an implementation that rounds as the named model says perturbs each logit by at most
+`refattn.rounding` says what an implementation may round; docs/bounds.md derives what follows, formula by formula. With
+u_a the unit roundoff of the arithmetic, u_s that of the storage type, A = |scale| |q|.|k| and m the row's largest
+logit, the plainest model, "fused", perturbs each logit by at most
 
-    ds = (g(d_k) + 2) u_a A + 2 u_a |logit - m|, through the soft cap, plus the cast and the addition of the bias
+    ds = (e^(g(d_k) u_a + 2 u_a) - 1) A + 2 u_a |logit - m|, through the soft cap, plus rounding and adding the bias
 
 and "unfused", which also stores scores and weights in the storage type, by 2 u_s |score| more. Perturbed weights are
 p e^ds / sum(p e^ds), which bounds the output, the log-sum-exp and the weights without a first-order approximation.
 g(n) is the growth of rounding errors in a sum of n terms: min(n, 4 sqrt(n)) for incoherent data, n for coherent data
 (many equal terms) and for every order of summation. An infinite bound says "not judgeable": the model permits logit
-errors so large that nothing can be concluded. There is no absolute tolerance anywhere.
+errors, or errors of sums, so large that nothing can be concluded. There is no absolute tolerance anywhere.
 
 Everything that is summed over keys is summed block by block: `weight_sums` and `output_sums` give what a block of one
 head adds, and the bounds are made of whole sums. Host NumPy float64.
@@ -19,21 +20,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from refattn.arrays import Array
+from refattn.rounding import MODELS, ROUNDOFF, Model, Rounding, rounding_model, wear
 
-MODELS = ("fused", "unfused")
-ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
-# The smallest numbers that every implementation keeps: many flush subnormal numbers to zero, but not float16's.
-LEAST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126, "float64": 2.0**-1022}
-# Keys per tile; each tile rescales what came before it once.
-TILE = 32
+# The models are part of this module's surface.
+__all__ = ["MODELS", "ROUNDOFF", "Model", "rounding_model"]
+
 # exp() of twice as much, times a value, does not overflow; a logit error of that size is far beyond judgeable.
 LARGEST_ERROR = 300.0
 # Elements of the largest temporary array of distances: what a core's cache holds.
 DISTANCES = 2**16
+# Weights below this size are lost in so small a share of all that they are counted without looking at each of them.
+NEGLIGIBLE = 2.0**-100
 
 
 class Rows(NamedTuple):
@@ -66,42 +66,6 @@ class Block(NamedTuple):
     logits: Array  # (R, K), -inf at invisible pairs
 
 
-@dataclass(frozen=True)
-class Model:
-    """How an implementation rounds: unit roundoffs, and whether scores and weights are stored in the storage type."""
-
-    storage: float
-    accumulation: float
-    least: float
-    unfused: bool
-    coherent: bool
-
-    @property
-    def weight_roundings(self) -> int:
-        """How often a weight is rounded to the storage type."""
-        if self.storage == self.accumulation:
-            return 0
-        return 2 if self.unfused else 1
-
-    @property
-    def reference(self) -> float:
-        """Factor that adds the golden value's own error, which obeys the same bound in float64."""
-        return 1 + ROUNDOFF["float64"] / self.accumulation
-
-    def growth(self, n: int) -> float:
-        """g(n)."""
-        return float(n) if self.coherent else min(float(n), 4 * math.sqrt(n))
-
-
-def rounding_model(dtype: str, model: str = "fused", coherent: bool = False) -> Model:
-    """The model of that name for a storage dtype: accumulation is in float32, or in float64 for float64."""
-    if dtype not in ROUNDOFF or model not in MODELS:
-        raise ValueError(f"no error bound for dtype {dtype!r} and model {model!r}; there are {[*ROUNDOFF]}, {MODELS}")
-    accumulation = "float64" if dtype == "float64" else "float32"
-    unfused = model == "unfused" and dtype != accumulation
-    return Model(ROUNDOFF[dtype], ROUNDOFF[accumulation], LEAST[dtype], unfused, coherent)
-
-
 class Perturbation(NamedTuple):
     """What the logit errors of a model can do to the weights p of one block, all (R, K) and 0 at invisible pairs."""
 
@@ -118,41 +82,45 @@ class Sums(NamedTuple):
     lost: Array  # (..., R)
     moved: Array  # (..., R, d_v) grown times |v - output|
     raised: Array  # (..., R, d_v) raised times |v|
-    seen: Array  # (..., R, d_v) |v| of visible keys
+    vanished: Array  # (..., R, d_v) what weights below the smallest number are worth, times |v|
     incoming: Array  # (..., R, d_v) raised times the error that came in with v
 
 
-def logit_error(rows: Rows, block: Block, model: Model) -> Array:
+def logit_error(rows: Rows, block: Block, model: Rounding) -> Array:
     """The largest error of each visible logit, (R, K)."""
     import numpy as np
 
-    u, s = model.accumulation, model.storage if model.unfused else 0.0
+    u, s = model.arithmetic, model.storage if model.stored else 0.0
+    lost = 2 * model.least if model.stored else 0.0  # by each number that is stored, beyond its unit roundoff
     q, k = np.abs(block.q), np.abs(block.k)
     error = q @ k.T
     error *= abs(rows.scale)
     error = finite(error)
-    error *= (model.growth(rows.d_k) + 2) * u
+    error *= math.expm1(min(LARGEST_ERROR, model.of_sum(rows.d_k) + 2 * wear(u) + model.operands))
     if block.errors is not None:
         q_error, k_error, _ = block.errors
         error = error + abs(rows.scale) * (q_error @ (k + k_error).T + q @ k_error.T)
+    if model.least_input or model.least_term:
+        small = model.least_input * (np.sum(q, axis=-1)[:, None] + np.sum(k, axis=-1) + rows.d_k * model.least_input)
+        error = error + abs(rows.scale) * finite(small + rows.d_k * model.least_term)
     if s:
-        error = error + 2 * s * np.abs(finite(block.scaled))
+        error = error + 2 * s * np.abs(finite(block.scaled)) + lost
     if rows.softcap is not None:
         capped = finite(block.capped)
         # The slope of the cap anywhere within the error: its own slope is at most 1 / softcap.
         slope = np.minimum(1.0, 1 - (capped / rows.softcap) ** 2 + error / rows.softcap)
-        error = error * slope + (4 * u + 2 * s) * np.abs(capped)
+        error = error * slope + (4 * u + 2 * s) * np.abs(capped) + lost
     if block.bias is not None:
         capped, bias = finite(block.capped), finite(block.bias)
-        error = error + u * np.abs(capped) + 2 * u * np.abs(bias)
-        error = error + s * (np.abs(capped + bias) + np.abs(bias))
+        error = error + u * np.abs(capped) + 3 * u * np.abs(bias)  # its slope, its distance or cast, and the addition
+        error = error + s * (np.abs(capped + bias) + np.abs(bias)) + lost
     below = block.logits - _peak(rows)[:, None]  # infinite at invisible pairs, whose weight is 0
     below *= 2 * u
     error += np.abs(below, out=below)
     return np.fmin(error, LARGEST_ERROR, out=error)
 
 
-def perturbation(rows: Rows, block: Block, model: Model) -> Perturbation:
+def perturbation(rows: Rows, block: Block, model: Rounding) -> Perturbation:
     """The effect of the largest logit errors on the weights of one block."""
     import numpy as np
 
@@ -167,7 +135,7 @@ def perturbation(rows: Rows, block: Block, model: Model) -> Perturbation:
         return Perturbation(weights, grown, weights + grown, np.divide(grown, growth, out=growth))
 
 
-def weight_sums(rows: Rows, block: Block, model: Model) -> tuple[Array, Array]:
+def weight_sums(rows: Rows, block: Block, model: Rounding) -> tuple[Array, Array]:
     """What one block adds to the sums of p (e^ds - 1) and of p (1 - e^-ds), (R,) each."""
     import numpy as np
 
@@ -175,7 +143,7 @@ def weight_sums(rows: Rows, block: Block, model: Model) -> tuple[Array, Array]:
     return np.sum(p.grown, axis=-1), np.sum(p.lost, axis=-1)
 
 
-def output_sums(rows: Rows, block: Block, model: Model) -> Sums:
+def output_sums(rows: Rows, block: Block, model: Rounding) -> Sums:
     """What one block adds to `Sums`."""
     import numpy as np
 
@@ -183,76 +151,94 @@ def output_sums(rows: Rows, block: Block, model: Model) -> Sums:
     v = finite(block.v)
     size = np.abs(v)
     incoming = np.zeros_like(rows.output) if block.errors is None else p.raised @ block.errors[2]
-    all_seen = bool(np.all(block.visible))
     return Sums(
         grown=np.sum(p.grown, axis=-1),
         lost=np.sum(p.lost, axis=-1),
         moved=_distances(p.grown, v, rows.output),
         raised=p.raised @ size,
-        seen=np.sum(size, axis=0) if all_seen else block.visible.astype(np.float64) @ size,
+        vanished=_vanished(rows, block, p.raised, size, model),
         incoming=incoming,
     )
 
 
-def output_bound(rows: Rows, sums: Sums, model: Model) -> Array:
+def _vanished(rows: Rows, block: Block, raised: Array, size: Array, model: Rounding) -> Array:
+    """At most what weights lose by lying below the smallest number, or all of them, times |v|, (R, d_v).
+
+    Weights that are stored are normalised before that, the others after: then the largest is 1 as it is cast.
+    """
+    import numpy as np
+
+    least = np.full(len(raised), model.least_weight)
+    if not model.stored:
+        least = least / _sum_over_largest(rows)
+    if model.least_weight <= NEGLIGIBLE:
+        all_seen = bool(np.all(block.visible))
+        return least[:, None] * (np.sum(size, axis=0) if all_seen else block.visible.astype(np.float64) @ size)
+    return np.minimum(raised, 2 * least[:, None]) @ size  # twice, because sums that are smaller raise all weights
+
+
+def output_bound(rows: Rows, sums: Sums, model: Rounding) -> Array:
     """The bound of each output element, (..., R, d_v); 0 for empty rows, infinite where not judgeable."""
     import numpy as np
 
     own = np.abs(rows.output)
     least_sum = 1 - _lost(rows, sums.lost, model)[..., None]
-    relative = _row_error(rows.k_len, model) * 2 * model.accumulation + model.weight_roundings * model.storage
-    underflow = max(model.weight_roundings, 1) * model.least * sums.seen
     with np.errstate(over="ignore", invalid="ignore"):
         moved = sums.moved + _sink(rows, model)[0][..., None] * own + sums.incoming
-        computed = (moved + relative * sums.raised) / least_sum + underflow
-        bound = computed * (1 + model.storage) + model.storage * own + model.least
+        terms = rows.k_len * model.least_term * (1 + own) + model.least_input
+        relative = math.expm1(min(LARGEST_ERROR, _output_wear(rows.k_len, model)))
+        computed = (moved + relative * sums.raised + sums.vanished + terms) / least_sum
+        bound = computed * (1 + model.storage) + model.storage * own + 2 * model.least
     bound = np.where(rows.some[..., None], bound * model.reference, 0.0)
     return np.where(judgeable(rows, sums.grown, model)[..., None], bound, np.inf)
 
 
-def lse_bound(rows: Rows, grown: Array, lost: Array, model: Model) -> Array:
+def lse_bound(rows: Rows, grown: Array, lost: Array, model: Rounding) -> Array:
     """The bound of each log-sum-exp, (..., R), stored in the accumulation type; 0 for rows with nothing to sum."""
     import numpy as np
 
-    u, lse = model.accumulation, finite(rows.lse)
+    u, lse = model.arithmetic, finite(rows.lse)
     moved = np.log1p(grown + _sink(rows, model)[0])
     moved = np.maximum(moved, -np.log1p(-_lost(rows, lost, model)))
-    rounding = u * (_row_error(rows.k_len, model) + 3 * np.abs(lse) + 2 * np.abs(_peak(rows)) + 4)
+    # Of the factor that rescales a tile the output sees nothing, since it divides by the same; the logarithm does.
+    rescaled = 2 * _tiles(rows.k_len, model) * wear(u) + rows.k_len * model.least_term
+    rounding = _sum_wear(rows.k_len, model) + rescaled + u * (3 * np.abs(lse) + 2 * np.abs(_peak(rows)) + 4)
     bound = np.where(np.isfinite(rows.lse), (moved + rounding) * model.reference, 0.0)
     return np.where(judgeable(rows, grown, model), bound, np.inf)
 
 
-def weights_bound(rows: Rows, block: Block, lost: Array, model: Model) -> Array:
+def weights_bound(rows: Rows, block: Block, lost: Array, model: Rounding) -> Array:
     """The bound of each weight of a block, (R, K), where judgeable; 0 at invisible pairs."""
     import numpy as np
 
     p = perturbation(rows, block, model)
     lost = _lost(rows, lost, model)[:, None]
-    stored = model.storage if model.unfused else model.accumulation
-    relative = (_row_error(rows.k_len, model) + 3) * model.accumulation + stored
+    stored = model.storage if model.stored else model.arithmetic
+    total = _sum_wear(rows.k_len, model) + 3 * wear(model.arithmetic) + wear(stored)
+    relative = math.expm1(min(LARGEST_ERROR, total)) + rows.k_len * model.least_term
     with np.errstate(over="ignore"):
         bound = (p.grown + p.weights * lost + relative * p.raised) / (1 - lost) + model.least
     return np.where(block.visible, bound * model.reference, 0.0)
 
 
-def judgeable(rows: Rows, grown: Array, model: Model) -> Array:
-    """Whether the errors of a row's logits are so small that something follows from the bounds, (..., R) bool."""
-    return grown + _sink(rows, model)[0] <= math.expm1(1.0)
+def judgeable(rows: Rows, grown: Array, model: Rounding) -> Array:
+    """Whether the errors of a row's logits and sums are so small that something follows from them, (..., R) bool."""
+    return (grown + _sink(rows, model)[0] <= math.expm1(1.0)) & (_output_wear(rows.k_len, model) <= 1.0)
 
 
-def _sink(rows: Rows, model: Model) -> tuple[Array, Array]:
+def _sink(rows: Rows, model: Rounding) -> tuple[Array, Array]:
     """How much the weight of the sink can grow and shrink by, (..., R) each; 0 where there is none."""
     import numpy as np
 
     sink = finite(rows.sink)
-    u = model.accumulation + (model.storage if model.unfused else 0.0)
-    error = u * np.abs(sink) + 2 * model.accumulation * np.abs(sink - _peak(rows))
+    u = model.arithmetic + (model.storage if model.stored else 0.0)
+    error = u * np.abs(sink) + 2 * model.arithmetic * np.abs(sink - _peak(rows))
     error = np.minimum(error, LARGEST_ERROR)
     weight = np.exp(rows.sink - rows.level) / rows.total
     return weight * np.expm1(error), weight * -np.expm1(-error)
 
 
-def _lost(rows: Rows, lost: Array, model: Model) -> Array:
+def _lost(rows: Rows, lost: Array, model: Rounding) -> Array:
     """How far below 1 the sum of the perturbed weights and the sink's can lie, (..., R), below 1 where judgeable."""
     import numpy as np
 
@@ -277,9 +263,26 @@ def _distances(grown: Array, v: Array, output: Array) -> Array:
     return sums
 
 
-def _row_error(k_len: int, model: Model) -> float:
-    """Roundings of one sum over the keys, of the rescaling per tile, and of exp, the division and the last product."""
-    return model.growth(k_len) + math.ceil(k_len / TILE) + 3
+def _tiles(k_len: int, model: Rounding) -> int:
+    """How often a running sum over the keys is rescaled at most."""
+    return math.ceil(k_len / model.tile)
+
+
+def _sum_wear(k_len: int, model: Rounding) -> float:
+    """The wear of one sum over the keys, of its rescaling per tile, and of exp, the division and the last product."""
+    return model.of_sum(k_len) + _tiles(k_len, model) * wear(model.sums) + 3 * wear(model.arithmetic)
+
+
+def _output_wear(k_len: int, model: Rounding) -> float:
+    """That of the weighted sum and of the sum it is divided by, and that of a weight and its value."""
+    return 2 * _sum_wear(k_len, model) + model.weight
+
+
+def _sum_over_largest(rows: Rows) -> Array:
+    """The sum of the softmax where its largest term is 1, (..., R), at least 1."""
+    import numpy as np
+
+    return np.maximum(1.0, rows.total * np.exp(rows.level - _peak(rows)))
 
 
 def _peak(rows: Rows) -> Array:

@@ -213,6 +213,15 @@ class CostError(RefattnError, ValueError, TypeError):
     clause = "C1"
 
 
+# N: numbers
+
+
+class ModelError(RefattnError, ValueError, TypeError):
+    """A bound was asked for a dtype or a rounding model that there is none for."""
+
+    clause = "N6"
+
+
 # E: errors, paths and plugins
 
 
@@ -232,3 +241,9 @@ class VectorError(RefattnError, ValueError):
     """A file of certified vectors is missing, truncated, altered or not of the form that is read; argument names it."""
 
     clause = "E5"
+
+
+class InputsError(RefattnError, ValueError):
+    """Inputs of a dtype or with a feature were asked for that nobody draws."""
+
+    clause = "E4"

@@ -18,6 +18,7 @@ from refattn.arrays import Array, is_array, is_host, library_of
 from refattn.biases import Bias, Plain, Relative
 from refattn.frames import Frame
 from refattn.masks import Mask
+from refattn.rounding import Model, Rounding, rounding_model
 
 # Query rows and keys of one block, whose temporary arrays stay near a core's cache.
 ROWS, KEYS = 128, 1024
@@ -114,6 +115,7 @@ class Golden:
     """Exact results and their bounds, host NumPy float64, R rows being all or the picked ones.
 
     output (..., H, R, d_v), lse (..., H, R), weights (..., H, R, Lk) or None; rank 2 inputs have no head axis.
+    k_len is Lk.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class Golden:
         import numpy as np
 
         self._single = q.ndim == 2
-        self._batch, self._heads, q_len, self._k_len = _pair_shape(q, k, v)
+        self._batch, self._heads, q_len, self.k_len = _pair_shape(q, k, v)
         picked = slice(None) if rows is None else np.asarray(rows, dtype=int)
         self._rows = np.arange(q_len)[picked]
         # Copies in their own dtype, of q only the picked rows: what is done to the inputs later changes no bound.
@@ -149,32 +151,34 @@ class Golden:
         self._lead = (*self._batch, self._heads, len(self._rows))
         sinks = np.full(1, -np.inf) if sinks is None else _wide(sinks).reshape(-1, 1)
         self._sinks = np.broadcast_to(sinks, self._lead)
-        self._weight_sums: dict[bounds.Model, tuple[Array, Array]] = {}
+        self._weight_sums: dict[Rounding, tuple[Array, Array]] = {}
         self._sum_up(weights)
 
-    def bound(self, dtype: str, model: str = "fused", coherent: bool = False) -> Array:
+    def bound(self, dtype: str, model: str | Model = "fused", coherent: bool = False) -> Array:
         """The largest error of each output element that the model allows; see `refattn.bounds`. Same shape.
 
-        0 in rows that are NaN.
+        dtype is the one that results are stored in, model a name out of `refattn.bounds.MODELS` or a Model; coherent
+        says that rounding errors may all go the same way. 0 in rows that are NaN, infinite where nothing can be
+        judged. Raises ModelError (N6) for a dtype or a name that there is no bound for.
         """
-        chosen, wide = bounds.rounding_model(dtype, model, coherent), (self._d_v,)
+        chosen, wide = rounding_model(dtype, model, coherent), (self._d_v,)
         sums = bounds.Sums(*self._sums(bounds.output_sums, [(), (), wide, wide, wide, wide], chosen))
         self._weight_sums[chosen] = sums.grown, sums.lost
         return self._finish(bounds.output_bound(self._results(...), sums, chosen))
 
-    def lse_bound(self, dtype: str, model: str = "fused", coherent: bool = False) -> Array:
+    def lse_bound(self, dtype: str, model: str | Model = "fused", coherent: bool = False) -> Array:
         """The same for the log-sum-exp."""
-        chosen = bounds.rounding_model(dtype, model, coherent)
+        chosen = rounding_model(dtype, model, coherent)
         grown, lost = self._sums_of_weights(chosen)
         return self._finish(bounds.lse_bound(self._results(...), grown, lost, chosen))
 
-    def weights_bound(self, dtype: str, model: str = "fused", coherent: bool = False) -> Array:
+    def weights_bound(self, dtype: str, model: str | Model = "fused", coherent: bool = False) -> Array:
         """The same for the weights."""
         import numpy as np
 
-        chosen = bounds.rounding_model(dtype, model, coherent)
+        chosen = rounding_model(dtype, model, coherent)
         grown, lost = self._sums_of_weights(chosen)
-        bound = np.zeros((*self._lead, self._k_len))
+        bound = np.zeros((*self._lead, self.k_len))
         for at, keys, block in self._blocks():
             bound[(*at, keys)] = bounds.weights_bound(self._results(at), block, lost[at], chosen)
         bound[~bounds.judgeable(self._results(...), grown, chosen)] = np.inf
@@ -192,7 +196,7 @@ class Golden:
         total, output = _Sum(lead), _Sum((*lead, self._d_v))
         total.add(..., 0.0, np.exp(self._sinks - self._level))
         up, down = (np.zeros((*lead, self._d_v), dtype=bool) for _ in range(2))
-        kept = np.full((*lead, self._k_len), -np.inf) if weights else None
+        kept = np.full((*lead, self.k_len), -np.inf) if weights else None
         for at, keys, block in self._blocks():
             v = bounds.finite(block.v)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -242,7 +246,7 @@ class Golden:
     def _results(self, at: Any) -> bounds.Rows:
         """What the bounds read of the rows at an index."""
         return bounds.Rows(
-            k_len=self._k_len,
+            k_len=self.k_len,
             d_k=self._d_k,
             scale=self._scale,
             softcap=self._softcap,
@@ -255,14 +259,14 @@ class Golden:
             output=self._output[at],
         )
 
-    def _sums_of_weights(self, model: bounds.Model) -> tuple[Array, Array]:
+    def _sums_of_weights(self, model: Rounding) -> tuple[Array, Array]:
         """What `bounds.weight_sums` comes to over all keys; `bound` may have summed it up already."""
         if model not in self._weight_sums:
             grown, lost = self._sums(bounds.weight_sums, [(), ()], model)
             self._weight_sums[model] = grown, lost
         return self._weight_sums[model]
 
-    def _sums(self, part: Callable[..., Any], tails: list[tuple[int, ...]], model: bounds.Model) -> list[Array]:
+    def _sums(self, part: Callable[..., Any], tails: list[tuple[int, ...]], model: Rounding) -> list[Array]:
         """Sums over all keys of what `part` makes of each block: one array (..., H, R, *tail) per tail."""
         import numpy as np
 
@@ -277,14 +281,14 @@ class Golden:
         """Of each block: its rows that see one of its keys and are not NaN, as an index; its keys; exact values."""
         import numpy as np
 
-        if len(self._rows) * self._k_len > ROWS * KEYS:
+        if len(self._rows) * self.k_len > ROWS * KEYS:
             np.empty(2**21)  # once freed, makes malloc keep the memory of blocks, which would be mapped anew for each
-        row_step = max(ROWS, ROWS * KEYS // max(1, self._k_len))
+        row_step = max(ROWS, ROWS * KEYS // max(1, self.k_len))
         for start in range(0, len(self._rows), row_step):
             rows = self._rows[start : start + row_step]
             key_step = max(KEYS, ROWS * KEYS // max(len(rows), self._d_k, self._d_v))
-            for first in range(0, self._k_len, key_step):
-                keys = slice(first, min(first + key_step, self._k_len))
+            for first in range(0, self.k_len, key_step):
+                keys = slice(first, min(first + key_step, self.k_len))
                 shape = (*self._lead[:-1], len(rows), keys.stop - first)
                 visible, bias = self._visible(rows, keys), None
                 if not np.any(visible):

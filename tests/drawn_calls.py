@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import oracle
 from libraries import Library, host_cast
+from refattn.conformance.inputs import Sizes, shrunk, sizes, start_is_needed
 
 POSITIONAL = ("causal", "window", "chunks")
 FORMS = ("list", "numpy", "library")
@@ -127,18 +128,6 @@ def is_positional(tree: tuple[Any, ...] | None) -> bool:
 # ---- strategies -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Sizes:
-    rank: int
-    batch: tuple[int, ...]
-    heads: int
-    kv_heads: int
-    q_len: int
-    k_len: int
-    d_k: int
-    d_v: int
-
-
 # Compiling libraries draw from these alone.
 FEW_SIZES = (
     Sizes(2, (), 1, 1, 3, 5, 2, 3),
@@ -148,23 +137,9 @@ FEW_SIZES = (
 )
 
 
-@st.composite
-def sizes(draw: st.DrawFn) -> Sizes:
-    """Small sizes, each of them zero now and then."""
-    some = st.sampled_from([1, 2, 3, 4, 5, 2, 3, 4, 0])
-    rank = draw(st.integers(2, 5))
-    batch = tuple(draw(st.sampled_from([1, 2, 3, 2, 3, 2, 3, 2, 0])) for _ in range(rank - 3))
-    kv_heads = 1 if rank == 2 else draw(st.sampled_from([1, 2, 3, 2, 1, 2, 3, 2, 0]))
-    heads = 1 if rank == 2 else kv_heads * draw(st.integers(1, 3))
-    q_len = draw(some)
-    k_len = q_len if draw(st.booleans()) else draw(some)
-    return Sizes(rank, batch, heads, kv_heads, q_len, k_len, draw(some), draw(some))
-
-
-def shrunk(draw: st.DrawFn, shape: tuple[int, ...], drop: bool = True) -> tuple[int, ...]:
-    """A shape that broadcasts to `shape`: some axes 1, and some leading ones left out where `drop` allows."""
-    first = draw(st.integers(0, len(shape))) if drop else 0
-    return tuple(1 if draw(st.integers(0, 3)) == 0 else size for size in shape[first:])
+# Small sizes, each of them zero now and then.
+SMALL = (1, 2, 3, 4, 5, 2, 3, 4, 0)
+COUNTS = (1, 2, 3, 2, 3, 2, 3, 2, 0)
 
 
 def per_entry(draw: st.DrawFn, rng: np.random.Generator, size: Sizes, low: int, high: int) -> Any:
@@ -177,7 +152,6 @@ def per_entry(draw: st.DrawFn, rng: np.random.Generator, size: Sizes, low: int, 
 
 def leaf(draw: st.DrawFn, rng: np.random.Generator, size: Sizes, kind: str) -> tuple[Any, ...]:
     """One mask of the named kind with random arguments."""
-    full = (*size.batch, size.heads, size.q_len, size.k_len) if size.rank > 2 else (size.q_len, size.k_len)
     form = draw(st.sampled_from(FORMS))
     bound = st.none() | st.integers(0, 3)
     match kind:
@@ -199,11 +173,11 @@ def leaf(draw: st.DrawFn, rng: np.random.Generator, size: Sizes, kind: str) -> t
         case "prefix" | "chunks":
             return (kind, draw(st.integers(1, 4)))
         case "dense":
-            return ("dense", Ints(rng.random(shrunk(draw, full)) < 0.6, "library"))
+            return ("dense", Ints(rng.random(shrunk(draw, size.pairs)) < 0.6, "library"))
         case _:
             edge = draw(st.integers(1, 3))
             counts = (-(-size.q_len // edge), -(-size.k_len // edge))
-            lead = shrunk(draw, full[:-2])
+            lead = shrunk(draw, size.pairs[:-2])
             return ("blocks", Ints(rng.random((*lead, *counts)) < 0.6, "library"), edge)
 
 
@@ -219,7 +193,6 @@ def mask_tree(draw: st.DrawFn, rng: np.random.Generator, size: Sizes, depth: int
 
 
 def bias_terms(draw: st.DrawFn, rng: np.random.Generator, size: Sizes) -> list[tuple[Any, ...]] | None:
-    full = (*size.batch, size.heads, size.q_len, size.k_len) if size.rank > 2 else (size.q_len, size.k_len)
     names = draw(st.sampled_from([(), (), ("array",), ("alibi",), ("relative",), ("alibi", "array"),
                                   ("relative", "alibi"), ("array", "relative")]))  # fmt: skip
     dtype = draw(st.sampled_from([None, "float32", "float64"]))
@@ -233,7 +206,7 @@ def bias_terms(draw: st.DrawFn, rng: np.random.Generator, size: Sizes) -> list[t
             reach = draw(st.integers(0, 3))
             terms.append(("relative", Floats(rng.standard_normal((size.heads, 2 * reach + 1)), dtype)))
         else:
-            values = 2 * rng.standard_normal(shrunk(draw, full))
+            values = 2 * rng.standard_normal(shrunk(draw, size.pairs))
             if draw(st.booleans()):
                 values = np.where(rng.random(values.shape) < 0.3, -np.inf, values)
             terms.append(("array", Floats(values, dtype)))
@@ -243,7 +216,7 @@ def bias_terms(draw: st.DrawFn, rng: np.random.Generator, size: Sizes) -> list[t
 @st.composite
 def calls(draw: st.DrawFn, few_shapes: bool = False, kind: str | None = None) -> Call:
     """A legal call with any combination of options; `kind` asks for a mask of that kind, or of "any"."""
-    size = draw(st.sampled_from(FEW_SIZES)) if few_shapes else draw(sizes())
+    size = draw(st.sampled_from(FEW_SIZES)) if few_shapes else draw(sizes(lengths=SMALL, widths=SMALL, counts=COUNTS))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     heads = () if size.rank == 2 else (size.heads,)
     kv_heads = () if size.rank == 2 else (size.kv_heads,)
@@ -281,7 +254,7 @@ def calls(draw: st.DrawFn, few_shapes: bool = False, kind: str | None = None) ->
     if draw(st.booleans()):
         options["k_start"] = per_entry(draw, rng, size, -2, 4)
     derived = any(t[0] != "array" for t in bias or ()) or is_positional(options.get("mask"))
-    needed = (options.get("causal") or derived) and (size.q_len != size.k_len or options.get("k_start", 0) != 0)
-    if needed or draw(st.booleans()):
+    positional = bool(options.get("causal") or derived)
+    if start_is_needed(positional, size, options.get("k_start", 0)) or draw(st.booleans()):
         options["q_start"] = per_entry(draw, rng, size, -2, 6)
     return Call(q, k, v, options)

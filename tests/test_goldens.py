@@ -262,10 +262,3 @@ def test_errors_of_the_inputs_are_included() -> None:
         other = golden_visible(moved[0], moved[1], moved[2], np.ones((1, 1), dtype=bool))
         worst = max(worst, judged((other.output, other.lse), exact, "float64", "fused"))
     assert 0.05 < worst <= 1
-
-
-def test_unknown_models_are_refused() -> None:
-    """A bound exists for the four dtypes and two models."""
-    for dtype, model in (("int8", "fused"), ("float32", "magic")):
-        with pytest.raises(ValueError, match="no error bound"):
-            bounds.rounding_model(dtype, model)

@@ -91,9 +91,9 @@ def test_versions_agree(installed: Distribution) -> None:
     assert installed.version == refattn.__version__ == PROJECT["version"]
 
 
-@pytest.mark.parametrize("module", ["refattn", "refattn.cli", "refattn.conformance.plugin"])
+@pytest.mark.parametrize("module", ["refattn", "refattn.testing", "refattn.cli", "refattn.conformance.plugin"])
 def test_importing_loads_nothing_heavy(module: str) -> None:
-    """The package, the command line and the pytest plugin load no array library, nor Rich or Hypothesis."""
+    """Package, help for tests, command line and pytest plugin load no array library, nor Rich or Hypothesis."""
     assert loaded(HEAVY, after=f"import {module}") == ""
 
 

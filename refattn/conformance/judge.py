@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refattn.arrays import Array
-from refattn.bounds import ROUNDOFF
+from refattn.bounds import ROUNDOFF, Model
 from refattn.conformance.case import Problem
 from refattn.goldens import Golden, golden_visible
 
@@ -87,19 +87,20 @@ class Judgement:
 def judge(problem: Problem, result: Result) -> Judgement:
     """Judge one result of one problem."""
     golden = golden_of(problem, weights=result.weights is not None)
-    if form := _form(problem, golden, result):
+    if form := form_fault(golden, result, problem.dtype):
         label, message = form
         return Judgement(verdict="fail", message=message, fault=label)
-    fused = _worst(problem, golden, result, "fused")
+    fused = worst_of(golden, result, problem.dtype, "fused", problem.coherent)
     notes = _side_effects(result)
     if fused.ratio <= 1:
         judged = Judgement(verdict="pass", error_over_bound=fused.ratio, model="fused", place=fused)
     elif problem.dtype in LOW:
-        judged = _judge_unfused(fused, _worst(problem, golden, result, "unfused"), problem.dtype)
+        unfused = worst_of(golden, result, problem.dtype, "unfused", problem.coherent)
+        judged = _judge_unfused(fused, unfused, problem.dtype)
     elif math.isnan(fused.ratio):
         judged = _not_judgeable(fused)
     else:
-        message = str(fused) + _hint_of_float32(problem, golden, result)
+        message = str(fused) + hint_of_float32(golden, result, problem.dtype)
         judged = Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
     if judged.verdict == "fail" and fused.what == "log-sum-exp" and _output_holds(problem, golden, result):
         judged = replace(judged, fault="P4")
@@ -132,7 +133,7 @@ def error_over_bound(actual: Any, expected: Any, bound: Any) -> float:
 
     actual, expected and bound broadcast together; NaN is right where NaN is expected.
     """
-    ratios = _ratios(*np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (actual, expected, bound))))
+    ratios = ratios_of(*np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (actual, expected, bound))))
     if not ratios.size:
         return 0.0
     return float(np.max(ratios[~np.isnan(ratios)])) if not np.all(np.isnan(ratios)) else math.nan
@@ -143,13 +144,14 @@ def worst_place(what: str, actual: Array, expected: Array, bound: Array) -> Plac
     actual, expected, bound = np.broadcast_arrays(actual, expected, bound)
     if not actual.size:
         return None
-    ratios = _ratios(actual, expected, bound)
+    ratios = ratios_of(actual, expected, bound)
     index = np.unravel_index(int(np.argmax(np.where(np.isnan(ratios), -1.0, ratios))), ratios.shape)
     at = tuple(int(i) for i in index)
     return Place(what, at, float(actual[at]), float(expected[at]), float(bound[at]))
 
 
-def _ratios(actual: Array, expected: Array, bound: Array) -> Array:
+def ratios_of(actual: Array, expected: Array, bound: Array) -> Array:
+    """Each element's error over its bound, arrays of one shape; see `error_over_bound`."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
         ratios = np.abs(actual - expected) / bound
@@ -158,19 +160,19 @@ def _ratios(actual: Array, expected: Array, bound: Array) -> Array:
     return np.where(same, 0.0, ratios)
 
 
-def _form(problem: Problem, golden: Golden, result: Result) -> tuple[str, str] | None:
+def form_fault(golden: Golden, result: Result, dtype: str) -> tuple[str, str] | None:
     """What is wrong with library, shape or dtype, before any number is looked at: a label and words."""
     if not result.library:
         return "A7", f"{result.foreign or 'the output is not an array of the library of q'} [A7]"
     shape, got = golden.output.shape, np.shape(result.output)
     if got != shape:
         return "A1", f"the output has shape {got}, expected {shape}"
-    if result.dtype != problem.dtype:
-        return "A4", f"the output has dtype {result.dtype}, expected that of q, {problem.dtype} [A4]"
+    if result.dtype != dtype:
+        return "A4", f"the output has dtype {result.dtype}, expected that of q, {dtype} [A4]"
     if result.lse is not None:
-        least = "float64" if problem.dtype == "float64" else "float32"
+        least = "float64" if dtype == "float64" else "float32"
         if (got := np.shape(result.lse)) != golden.lse.shape:
-            like = "; it looks like the weights, which are not asked for" * (got == (*golden.lse.shape, _keys(problem)))
+            like = "; it looks like the weights, which are not asked for" * (got == (*golden.lse.shape, golden.k_len))
             return "P4", f"the log-sum-exp, the second of the pair, has shape {got}, expected {golden.lse.shape}{like}"
         if ROUNDOFF.get(result.lse_dtype, 1.0) > ROUNDOFF[least]:
             return "P4", f"the log-sum-exp has dtype {result.lse_dtype}, expected at least {least}"
@@ -179,13 +181,9 @@ def _form(problem: Problem, golden: Golden, result: Result) -> tuple[str, str] |
     return None
 
 
-def _keys(problem: Problem) -> int:
-    return int(problem.k.shape[-2])
-
-
-def _worst(problem: Problem, golden: Golden, result: Result, model: str) -> Place:
+def worst_of(golden: Golden, result: Result, dtype: str, model: str | Model, coherent: bool = False) -> Place:
     """The worst place of output, log-sum-exp and weights under one model."""
-    options = (problem.dtype, model, problem.coherent)
+    options = (dtype, model, coherent)
     places = [worst_place("output", result.output, golden.output, golden.bound(*options))]
     if result.lse is not None:
         places.append(worst_place("log-sum-exp", result.lse, golden.lse, golden.lse_bound(*options)))
@@ -220,9 +218,9 @@ def _output_holds(problem: Problem, golden: Golden, result: Result) -> bool:
     return error_over_bound(result.output, golden.output, golden.bound(problem.dtype, model, problem.coherent)) <= 1
 
 
-def _hint_of_float32(problem: Problem, golden: Golden, result: Result) -> str:
+def hint_of_float32(golden: Golden, result: Result, dtype: str) -> str:
     """A float64 result that is right to float32's precision was most likely computed in float32 (N1)."""
-    if problem.dtype != "float64":
+    if dtype != "float64":
         return ""
     bound = golden.bound("float32", coherent=True)
     right = error_over_bound(result.output, golden.output, bound) <= 1

@@ -1,0 +1,92 @@
+"""For other people's test suites: one assertion, and a Hypothesis strategy for inputs that kernels get wrong.
+
+    from refattn.testing import assert_attention_close
+    assert_attention_close(my_kernel(q, k, v), q, k, v, causal=True)
+
+Nothing is imported here that a test suite would notice: NumPy and Hypothesis are, inside the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from refattn.arrays import Array
+from refattn.dtypes import COMPUTED
+from refattn.errors import InputsError
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from refattn.bounds import Model
+    from refattn.conformance.inputs import Inputs
+
+# What `inputs` can draw, beside q, k and v.
+FEATURES = (
+    *("causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start"),
+    *("gqa", "d_v", "rank", "poison", "empty"),
+)
+
+
+def assert_attention_close(
+    actual: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    dtype: Any = None,
+    model: str | Model = "fused",
+    coherent: bool = False,
+    lse: Array | None = None,
+    rows: Sequence[int] | None = None,
+    **options: Any,
+) -> None:
+    """Raises AssertionError unless `actual` is attention of q, k and v, within the bound derived for it (N6).
+
+    q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k) and v (..., Hkv, Lk, d_v), or rank 2, as the kernel got them, with the
+    options of `attention` (causal, mask, bias, scale, softcap, sinks, q_start, k_start). actual (..., H, Lq, d_v) may
+    be an array of any library. There is no tolerance to choose: each element has its own bound.
+
+    dtype   the one that the kernel stores its result in; by default that of actual
+    model   how the kernel may round: a name out of `refattn.bounds.MODELS`, or a `refattn.bounds.Model`
+    coherent   for inputs of many equal terms, such as zero queries, whose rounding errors do not average out
+    lse     the kernel's natural log-sum-exp (..., H, Lq), judged too
+    rows    query rows to judge, for large inputs; actual and lse hold all rows or just these
+
+    The first sentence of the message says what is wrong: where it is worst and by how much, NaN, shape or dtype, and
+    which other reading of the options gives this result, if one does. Where the bound says nothing, that is an error
+    too, never a pass. Raises what `attention` raises for arguments that do not fit.
+    """
+    __tracebackhide__ = True
+    from refattn.conformance.closeness import explained
+
+    claim = {"dtype": dtype, "model": model, "coherent": coherent, "lse": lse, "rows": rows}
+    if message := explained(actual, q, k, v, options, **claim):
+        raise AssertionError(message)
+
+
+def inputs(
+    *,
+    dtypes: Collection[str] = ("float32",),
+    features: Collection[str] = FEATURES,
+    longest: int = 33,
+    widths: Collection[int] = (1, 3, 8, 16),
+) -> SearchStrategy[Inputs]:
+    """A Hypothesis strategy for calls of attention: a dtype, NumPy arrays q, k and v, and options, all of them legal.
+
+    dtypes     names out of bfloat16 (needs ml_dtypes), float16, float32 and float64
+    features   out of FEATURES, what the kernel knows: the options of `attention`; "gqa" for H a multiple of Hkv, "d_v"
+               for values of a width of their own, "rank" for other ranks than 4, "poison" for NaN, infinities and huge
+               numbers in keys and values that no row sees, "empty" for no tokens and for rows that see no key
+    longest    of the lengths, which lie around powers of two
+    widths     of the heads
+
+    Masks are boolean arrays, True = visible, and biases arrays of q's dtype, both of a shape that broadcasts to
+    (..., H, Lq, Lk); q_start and k_start are ints. Raises InputsError (E4) for names that are none.
+    """
+    from refattn.conformance.inputs import drawn_inputs
+
+    for argument, given, known in (("features", features, FEATURES), ("dtypes", dtypes, COMPUTED)):
+        if isinstance(given, str) or not set(given) <= set(known):
+            raise InputsError(argument, f"names out of {', '.join(known)}", repr(given))
+    return drawn_inputs(tuple(dtypes), frozenset(features), longest, tuple(widths))
