@@ -76,9 +76,9 @@ def weighted(dtype: str, weight: float, value: float) -> tuple[Array, ...]:
 
 def orthogonal(dtype: str) -> tuple[Array, ...]:
     """Large queries and keys whose products cancel to exactly 0, but not once each is multiplied and rounded."""
-    x, v = np.rint(20 * np.random.default_rng(3).standard_normal((6, 8))) / 8, np.arange(6.0).reshape(6, 1)
-    k = np.concatenate([np.concatenate([x[:1, 4:], -x[:1, :4]], axis=-1) * 3, np.zeros((5, 8))])
-    return tuple(rounded(y, dtype).astype(rounded_attention.TYPES[dtype]) for y in (x[:1], k, v))
+    x, v = np.rint(30 * np.random.default_rng(5).standard_normal((1, 8))) / 8, np.asarray([[5.0], *[[-1.0]] * 5])
+    k = np.concatenate([np.concatenate([x[:, 4:], -x[:, :4]], axis=-1) * 3, np.zeros((5, 8))])
+    return tuple(rounded(y, dtype).astype(rounded_attention.TYPES[dtype]) for y in (x, k, v))
 
 
 def without_small(x: Array) -> Array:

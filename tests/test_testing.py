@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import planted_faults
@@ -231,7 +231,7 @@ def test_features_are_kept_to(data: st.DataObject) -> None:
 def test_drawn_inputs_find_faults(fault: str) -> None:
     """Kernels with the usual faults fail on some drawn call."""
 
-    @settings(settings.get_profile("refattn"))
+    @settings(settings.get_profile("refattn"), phases=[Phase.generate], report_multiple_bugs=False)  # one, unshrunk
     @given(call=testing.inputs(longest=9))
     def holds(call: Inputs) -> None:
         with np.errstate(all="ignore"):
