@@ -191,7 +191,7 @@ def test_what_is_right_passes_the_cases_of_every_report(target: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["constant", "zeros", "shuffled_values", "without_causal"])
 def test_wrong_answers_close_to_right_ones_are_caught(wrong: str) -> None:
-    """Data of one sign lets no constant, no zeros, no shuffled values and no missing mask pass, in any dtype (B100)."""
+    """Data of one sign lets no constant, no zeros, no shuffled values and no missing mask pass, in any dtype."""
     pytest.importorskip("ml_dtypes", reason="bfloat16 on NumPy needs ml_dtypes")
     found = run(FunctionTarget(f"public_faults:{wrong}"), ("levels.inputs_of_one_sign",))
     assert {record.verdict for record in found} == {"fail"}

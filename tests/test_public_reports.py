@@ -279,7 +279,7 @@ def test_all_published_numbers_are_here() -> None:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("name", "value"), [("k", np.nan), ("v", np.nan), ("k", np.inf), ("v", -np.inf)])
 def test_published_poison(name: str, value: float, path: str) -> None:
-    """NaN or an infinity in the third key or value, hidden from both queries, leaves the published output (B22)."""
+    """NaN or an infinity in the third key or value, hidden from both queries, leaves the published output."""
     data = dict(zip("qkv", published(105, (1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4))))
     data[name][..., 2, :] = value
     q, k, v = (data[each].astype("float32") for each in "qkv")
@@ -289,7 +289,7 @@ def test_published_poison(name: str, value: float, path: str) -> None:
 
 
 def test_published_merge() -> None:
-    """Weights 8 and 2 merge to 0.8; log-sum-exps in base 2 would give 0.880797 (B99)."""
+    """Weights 8 and 2 merge to 0.8; log-sum-exps in base 2 would give 0.880797."""
     for logs, expected in (((2.079442, 0.693147), 0.8), ((3.0, 1.0), 0.880797)):
         parts = [Partial(np.full((1, 1, 1), x), np.full((1, 1), log)) for x, log in zip((1.0, 0.0), logs)]
         np.testing.assert_allclose(merge(parts).output, expected, rtol=0, atol=1e-6)
@@ -297,15 +297,15 @@ def test_published_merge() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_published_log_sum_exp(path: str) -> None:
-    """Scores near -300 have the published log-sum-exps (B27)."""
+    """Scores near -300 have the published log-sum-exps."""
     q, k, v = (x.astype("float64") for x in B27)
     lse = attention_with_lse(q, k, v, causal=True, scale=1.0, q_start=3, path=path)[1]
     np.testing.assert_allclose(lse[0, 0], [-299.55981, -299.548086, -299.543807], rtol=0, atol=1e-6)
 
 
 def test_published_weights_and_visible_sets() -> None:
-    """An empty row's weights are 0 (B06); a window of two tokens shows 1, 2, 2, 2, 2 keys, one of three 1, 2, 3, 3, 3
-    (B83); after four cached tokens the first of three new ones sees 5 of 7 keys (B44)."""
+    """An empty row's weights are 0; a window of two tokens shows 1, 2, 2, 2, 2 keys, one of three 1, 2, 3, 3, 3;
+    after four cached tokens the first of three new ones sees 5 of 7 keys."""
     data, options, _ = NUMBERS["B06"]
     assert np.all(attention_stages(*data, **options).weights[..., 0, :] == 0)
     for name, counts in (("B83", [1, 2, 2, 2, 2]), ("B83, two tokens before", [1, 2, 3, 3, 3])):
@@ -316,7 +316,7 @@ def test_published_weights_and_visible_sets() -> None:
 
 
 def test_published_steps() -> None:
-    """Three tokens at once over a window of three are three steps of one token each (B45)."""
+    """Three tokens at once over a window of three are three steps of one token each."""
     data, options, rows = NUMBERS["B45"]
     q, k, v = data
     for step in range(3):
@@ -325,7 +325,7 @@ def test_published_steps() -> None:
 
 
 def test_published_rolling_cache() -> None:
-    """A window of 8 holds 10.0 to 10.7 after eight tokens, and 10.1 to 10.8 after nine (B87)."""
+    """A window of 8 holds 10.0 to 10.7 after eight tokens, and 10.1 to 10.8 after nine."""
     values, query = 10 + np.arange(10).reshape(1, 1, 10, 1) / 10, np.zeros((1, 1, 1, 1))
     cache = RollingKVCache.allocate(query, 1, 1, 8, 1).append(values[:, :, :6], values[:, :, :6])
     means = []
@@ -337,7 +337,7 @@ def test_published_rolling_cache() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_one_query_over_one_key(path: str) -> None:
-    """The smallest problem gives its value to the bit, in float16 too (B12)."""
+    """The smallest problem gives its value to the bit, in float16 too."""
     rng = np.random.default_rng(0)
     q, k, v = ((3 * rng.standard_normal((1, 1, 1, 16))).astype("float16") for _ in range(3))
     np.testing.assert_array_equal(attention(q, k, v, scale=0.25, path=path), v)
