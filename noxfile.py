@@ -10,6 +10,8 @@ nox.options.default_venv_backend = "virtualenv"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 RUNNER = ("python", "-m", "pytest")
+# For libraries that compile each new shape or schedule each call: of the certified vectors those of one chapter.
+FEW_VECTORS = "not vectors. or vectors.S"
 
 
 def pinned(session: nox.Session, *requirements: str) -> None:
@@ -40,17 +42,21 @@ def pytest(session: nox.Session, *arguments: str, runner: tuple[str, ...] = RUNN
     session.run(*runner, *arguments, *session.posargs, env={"PYTHONSAFEPATH": "1"}, external=True)
 
 
-def both_suites(session: nox.Session, library: str, *runner: str, dtypes: tuple[str, str] | None = None) -> None:
+def both_suites(
+    session: nox.Session, library: str, *runner: str, dtypes: tuple[str, str] | None = None, cases: str | None = None
+) -> None:
     """Run the tests of this project and the conformance suite that it ships, on one array library.
 
-    dtypes are those in which the suite judges the dense and the tiled path, all by default.
+    dtypes are those in which the suite judges the dense and the tiled path, and cases pytest's expression for those
+    that it runs, all by default.
     """
     runner = runner or RUNNER
     pytest(session, "tests", "--library", library, runner=runner)
     for path, chosen in zip(("", "-tiled"), dtypes or (None, None), strict=True):
         of_dtypes = ("--refattn-dtypes", chosen) if chosen else ()
         target = ("--refattn-target", f"refattn-{library}{path}")
-        pytest(session, "--pyargs", "refattn.conformance", *target, *of_dtypes, runner=runner)
+        some = ("-k", cases) if cases else ()
+        pytest(session, "--pyargs", "refattn.conformance", *target, *of_dtypes, *some, runner=runner)
 
 
 @nox.session(default=False, reuse_venv=True)
@@ -91,14 +97,14 @@ def strict(session: nox.Session) -> None:
 def jax(session: nox.Session) -> None:
     """Test on JAX, which compiles each new shape: in few dtypes and two processes (6 minutes)."""
     install(session, "test", extra="jax")
-    both_suites(session, "jax", *RUNNER, "-n", "2", dtypes=("float32,bfloat16", "float32"))
+    both_suites(session, "jax", *RUNNER, "-n", "2", dtypes=("float32,bfloat16", "float32"), cases=FEW_VECTORS)
 
 
 @nox.session(requires=["wheel"])
 def dask(session: nox.Session) -> None:
     """Test on Dask (3 minutes)."""
     install(session, "test", extra="dask")
-    both_suites(session, "dask")
+    both_suites(session, "dask", cases=FEW_VECTORS)
 
 
 @nox.session(requires=["wheel"], default=False, reuse_venv=True)
