@@ -186,6 +186,16 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheel"], default=False)
+def ratios(session: nox.Session) -> None:
+    """Measure errors over derived bounds, ours and our peers', into docs/bounds (5 minutes)."""
+    install(session, "bench", extra="torch")
+    pinned(session, "jax", "ml_dtypes")
+    where = ("--json", "docs/bounds/ratios.json", "--svg", "docs/bounds/ratios.svg", "--page", "docs/bounds.md")
+    arguments = session.posargs or where
+    session.run("python", "-m", "refattn_backends.bench.ratios", *arguments, env={"PYTHONSAFEPATH": "1"})
+
+
+@nox.session(requires=["wheel"], default=False)
 def gpu(session: nox.Session) -> None:
     """Check and time the CUDA paths of CuPy and PyTorch, where there is an NVIDIA device (5 minutes)."""
     version = cuda_version()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from refattn_backends import gpu
-from refattn_backends.bench import curves, measures, page, report
+from refattn_backends.bench import curves, measures, page, ratios, report
 from refattn_backends.bench.bursts import medians, peak_bytes
 from refattn_backends.bench.rows import COLUMNS, VERDICTS, Row, cells
 from refattn_backends.bench.sizes import SIZES, TINY
@@ -215,3 +215,32 @@ def test_the_gpu_command_runs_as_a_module() -> None:
         pytest.skip("a device answers, so the command would take minutes; nox -s gpu runs it")
     run = subprocess.run([sys.executable, "-m", "refattn_backends.gpu"], capture_output=True, check=False, text=True)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_ratios_at_tiny_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ratios' command writes JSON, picture and table, the same twice, and the specification keeps its bound."""
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- ratios -->\nold\n<!-- end of ratios -->\nafter\n", encoding="utf-8")
+    files = {name: tmp_path / f"new/ratios.{name}" for name in ("json", "svg")}
+    found = []
+    for _ in range(2):
+        words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+        assert ratios.main([*words, "--page", str(page), "--lengths", "4"]) == 0
+        found.append([path.read_bytes() for path in (*files.values(), page)])
+    assert found[0] == found[1]
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("before\n<!-- ratios -->\n\n| implementation |") and text.endswith("after\n")
+    assert "old" not in text and capsys.readouterr().out.startswith("| implementation |")
+    for row in json.loads(files["json"].read_text(encoding="utf-8"))["rows"]:
+        assert sum(row["counts"]) == row["elements"]
+        if row["implementation"].startswith("refattn"):
+            assert row["meets"] == "fused" and row["largest"] <= 1
+
+
+def test_the_page_on_bounds_shows_the_figures_that_are_stored() -> None:
+    """The table on the page is that of the JSON beside it."""
+    docs = Path(__file__).parents[1] / "docs"
+    stored = json.loads((docs / "bounds/ratios.json").read_text(encoding="utf-8"))
+    page = (docs / "bounds.md").read_text(encoding="utf-8")
+    assert ratios.with_table(page, stored["rows"]) == page
