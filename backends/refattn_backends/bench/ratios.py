@@ -212,15 +212,18 @@ def draw(rows: list[dict[str, Any]], where: Path) -> None:
         figure = Figure(figsize=(11, 8), layout="constrained")
         FigureCanvasSVG(figure)
         panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
+        entries: dict[str, Any] = {}  # of the legend
         for axes, dtype in zip(panels, DTYPES, strict=True):
             for row in (row for row in rows if row["dtype"] == dtype):
                 share = 100 * np.asarray(row["counts"]) / row["elements"]
                 style = {"color": f"C{names.index(row['implementation'])}", "label": row["implementation"]}
                 axes.stairs(share, 10.0 ** np.asarray(EDGES), linewidth=1.5, **style)
             axes.axvline(1.0, color="black", linestyle="dashed", linewidth=1)
-            axes.set(title=dtype, xscale="log", xlabel='error / bound of "fused"', ylabel="% of elements")
+            axes.set(title=dtype, xscale="log", yscale="log", ylim=(1e-3, 130))  # tails of few elements are the point
+            axes.set(xlabel='error / bound of "fused"', ylabel="% of elements")
             axes.grid(visible=True, alpha=0.3)
-            axes.legend(fontsize="x-small", loc="upper left")
+            entries |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4)
         figure.savefig(where, format="svg", metadata={"Date": None})
 
 
