@@ -136,6 +136,20 @@ def test_worse_implementations_exceed_it(case: Worse) -> None:
     assert worse["output"] > 1
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "small", "large", "scale"),
+    [("flush", 1, 5e-5, 1e4, 1.0), ("float16-sums", 4, 2.0**-13, 2.0**-13, 2.0**21)],
+)
+def test_numbers_that_are_lost_before_the_softmax(
+    name: str, width: int, small: float, large: float, scale: float
+) -> None:
+    """Queries that become zero, and products too small for a sum in 16 bits, are in the bounds of their models."""
+    q, k, v = np.full((1, width), small), np.asarray([[large] * width, [0.0] * width]), np.asarray([[1.0], [-1.0]])
+    call = (q.astype(np.float16), k.astype(np.float16), v.astype(np.float16))
+    assert max(ratios(call, ("float16", name), MODELS[name], scale=scale).values()) <= 1
+    assert ratios(call, ("float16", "fused"), MODELS[name], scale=scale)["output"] > 10
+
+
 def test_every_model_has_a_worse_one() -> None:
     """No named model goes without an implementation that exceeds it."""
     assert {case.claimed for case in WORSE} == set(MODELS)
