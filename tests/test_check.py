@@ -43,7 +43,8 @@ def test_check_numpy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 
 def test_check_explains_the_first_failure(capsys: pytest.CaptureFixture[str]) -> None:
     """A fault gives exit code 1, the case, what must hold, where it is worst, and the clause's text."""
-    assert check("planted_faults:causal_shows_the_next", "--clauses", "M4", "--dtype", "float32,float64") == 1
+    fault = "refattn.conformance.faults:causal_shows_the_next"
+    assert check(fault, "--clauses", "M4", "--dtype", "float32,float64") == 1
     out = capsys.readouterr().out
     for words in ("First failure", "must hold", "expected exactly 0", "M4: Causal.", "does not conform"):
         assert words in out
@@ -159,7 +160,7 @@ def test_captured_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert check("planted_faults:correct", "--clauses", "S5", "--inputs", str(path), "--json", "-") == 0
     judged = {record["case"] for record in json.loads(capsys.readouterr().out)["records"]}
     assert {"inputs.layer0", "inputs.layer1"} <= judged
-    target = find_target("planted_faults:scale_ignored")
+    target = find_target("refattn.conformance.faults:scale_is_ignored")
     failed = {
         (c.name, d) for c in captured_cases(path) for d in c.dtypes if run_case(c, target, d, 0).verdict == "fail"
     }

@@ -1,0 +1,51 @@
+"""The catalogue of faults: wrong implementations on purpose, which show that the suite can tell wrong from right.
+
+Each is judged by name like any other function: `refattn check refattn.conformance.faults:causal_shows_the_next`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refattn.conformance.faults import (
+    caches,
+    controls,
+    groups,
+    masks,
+    numbers,
+    paths,
+    positions,
+    scores,
+    softmax,
+    tiles,
+    visibility,
+)
+from refattn.conformance.faults.fault import ALL, FULL, LOW, Fault
+
+# In the order of the chapters, functions before what is planted into refattn.
+FAULTS: tuple[Fault, ...] = tuple(
+    fault
+    for module in (scores, visibility, softmax, numbers, tiles, masks, positions, groups, paths, caches)
+    for fault in module.FAULTS
+)
+# Right implementations, some of which look wrong.
+CONTROLS: tuple[Fault, ...] = controls.CONTROLS
+
+__all__ = ["ALL", "CONTROLS", "FAULTS", "FULL", "LOW", "Fault", "named"]
+
+
+def named(name: str) -> Fault:
+    """The fault or control of that name, or of that identifier. Raises KeyError."""
+    for fault in (*FAULTS, *CONTROLS):
+        if name in (fault.name, fault.identifier):
+            return fault
+    raise KeyError(f"no fault {name!r}")
+
+
+def __getattr__(name: str) -> Any:
+    """A fresh function with the fault of that identifier."""
+    try:
+        fault = named(name)
+    except KeyError:
+        raise AttributeError(name) from None
+    return fault.attention()

@@ -1,0 +1,181 @@
+"""Faults planted into refattn's caches (chapter K)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refattn import cache, cached, contiguous, layer, paged, pages, rolling
+from refattn.arrays import Array
+from refattn.cache import Seen, greatest, known, tidy
+from refattn.conformance.faults.fault import ALL, FULL, ONE, Fault, Patch
+
+
+def _positions_from_zero(library: Any, x: Array, start: Any) -> Array:
+    """Every decoded token is rotated for position 0."""
+    return _POSITIONS(library, x, 0)
+
+
+def _positions_drift(library: Any, x: Array, start: Any) -> Array:
+    at = _POSITIONS(library, x, start)
+    return at if isinstance(start, int) and start == 0 else at + 1
+
+
+_POSITIONS = layer._positions
+
+
+def _without_newest(self: Any, q_len: int) -> Seen:
+    """The newest key is not seen before the next step."""
+    seen = _SEEN_BY(self, q_len)
+    count = seen.k.shape[2] - 1
+    return Seen(seen.k[:, :, :count, :], seen.v[:, :, :count, :], seen.k_start, None)
+
+
+def _all_slots(self: Any, q_len: int) -> Seen:
+    return Seen(self.k, self.v, 0, None)
+
+
+_SEEN_BY = contiguous.KVCache.seen_by
+
+
+def _moved_back(self: Any, buffer: Array, new: Array, at: Any, added: Any) -> Array:
+    """Each append but the first begins one slot too early, on the newest token."""
+    return _WRITE(self, buffer, new, at - 1 if isinstance(at, int) and at > 0 else at, added)
+
+
+def _at_the_front(self: Any, buffer: Array, new: Array, at: Any, added: Any) -> Array:
+    return _WRITE(self, buffer, new, 0 if isinstance(at, int) else at * 0, added)
+
+
+def _copied_first(self: Any, buffer: Array, new: Array, at: Any, added: Any) -> Array:
+    return _WRITE(self, self._library.xp.astype(buffer, buffer.dtype), new, at, added)
+
+
+_WRITE = cache.Cache._write
+
+
+def _counts_ignored(self: Any, k: Array, v: Array, added: Any) -> Any:
+    return _APPENDED(self, k, v, int(k.shape[2]))
+
+
+def _clamped(self: Any, k: Array, v: Array, added: Any) -> Any:
+    """An append over capacity is moved back until it fits."""
+    if isinstance(added, int) and isinstance(self._length, int):
+        self._length = min(self._length, self.capacity - added)
+    return _APPENDED(self, k, v, added)
+
+
+_APPENDED = contiguous.KVCache._appended
+
+
+def _causal_by_request(q: Array, held: Any, *, causal: bool = False, **options: Any) -> Array:
+    return _ATTEND(q, held, causal=causal, **options)
+
+
+_ATTEND = cached.attend
+
+
+def _end(self: Any, index: Any, k_start: Any) -> Any:
+    """The newest query is taken to be one position further."""
+    return _POSITION(self, index, k_start) + 1
+
+
+def _start_of_all(self: Any, index: Any, k_start: Any) -> Any:
+    return 0
+
+
+_POSITION = cache.Cache.position
+
+
+def _backwards(self: Any, pool: Array, longest: int) -> Array:
+    rows = self._tables.rows
+    self._tables.rows = [row[::-1] for row in rows]
+    try:
+        return _ORDERED(self, pool, longest)
+    finally:
+        self._tables.rows = rows
+
+
+def _physical(self: Any, pool: Array, longest: int) -> Array:
+    """Pages in the order of the pool, as if there were no table."""
+    rows = self._tables.rows
+    self._tables.rows = [sorted(row) for row in rows]
+    try:
+        return _ORDERED(self, pool, longest)
+    finally:
+        self._tables.rows = rows
+
+
+def _first_page_only(self: Any, pool: Array, longest: int) -> Array:
+    rows = self._tables.rows
+    self._tables.rows = [row[:1] * len(row) for row in rows]
+    try:
+        return _ORDERED(self, pool, longest)
+    finally:
+        self._tables.rows = rows
+
+
+_ORDERED = paged.PagedKVCache._ordered
+
+
+def _shared_for_good(self: Any, entry: int, index: int, change: Any) -> int:
+    """A page is written to although others name it too."""
+    row = self.rows[entry]
+    return _OWN(self, entry, index, change) if index == len(row) else int(row[index])
+
+
+_OWN = pages.Tables._own
+
+
+def _too_early(self: Any, length: Any, new: int) -> Any:
+    """One position fewer is kept than the new queries see."""
+    if greatest(length - self._start) <= self._window - 1:
+        return _START_AFTER(self, length, new)
+    kept = self._window - 2 + new
+    return tidy(rolling._at_least(self._start, length - kept))
+
+
+def _of_one_token(self: Any, length: Any, new: int) -> Any:
+    """W positions are kept, however many were appended at once."""
+    return tidy(rolling._at_least(self._start, length - max(self._window, new)))
+
+
+_START_AFTER = rolling.RollingKVCache._start_after
+
+
+def _window_of_w(self: Any, q_len: int) -> Seen:
+    """The mask forgets that a window has an end."""
+    seen = _ROLLING_SEEN(self, q_len)
+    return Seen(seen.k, seen.v, seen.k_start, None) if known(self._length) else seen
+
+
+_ROLLING_SEEN = rolling.RollingKVCache.seen_by
+
+
+def _cache(name: str, clause: str, dtypes: tuple[str, ...], owner: Any, attribute: str, wrong: Any) -> Fault:
+    kind = "rope" if "rotated" in name else "NaN leak" if clause == "K4" else "cache drift"
+    return Fault(name=name, clause=clause, kind=kind, dtypes=dtypes, patches=(Patch(owner, attribute, wrong),))
+
+
+FAULTS = (
+    _cache("decoded tokens are rotated for position 0", "K1", FULL, layer, "_positions", _positions_from_zero),
+    _cache("newest key is not seen", "K1", FULL, contiguous.KVCache, "seen_by", _without_newest),
+    _cache("positions in the cache drift by one", "K2", ONE, layer, "_positions", _positions_drift),
+    _cache("append begins on the newest token", "K3", ALL, cache.Cache, "_write", _moved_back),
+    _cache("append overwrites from the front", "K3", ALL, cache.Cache, "_write", _at_the_front),
+    _cache("append makes new buffers", "K3", ONE, cache.Cache, "_write", _copied_first),
+    _cache("counts of an append are ignored", "K3", ALL, contiguous.KVCache, "_appended", _counts_ignored),
+    _cache("unused slots are seen", "K4", ALL, contiguous.KVCache, "seen_by", _all_slots),
+    _cache("old caches stay usable", "K5", ONE, cache.Cache, "_live", lambda self: self),
+    _cache("forks share their buffers", "K5", ONE, cache.Cache, "_copies", lambda self: (self._k, self._v)),
+    _cache("append over capacity is clamped", "K6", ONE, contiguous.KVCache, "_appended", _clamped),
+    _cache("attend is not causal", "K7", ALL, cached, "attend", _causal_by_request),
+    _cache("attend is one position ahead", "K7", ALL, cache.Cache, "position", _end),
+    _cache("attend aligns at the top left", "K7", ALL, cache.Cache, "position", _start_of_all),
+    _cache("pages in reverse", "K8", FULL, paged.PagedKVCache, "_ordered", _backwards),
+    _cache("pages in the order of the pool", "K8", ONE, paged.PagedKVCache, "_ordered", _physical),
+    _cache("first page alone is read", "K8", FULL, paged.PagedKVCache, "_ordered", _first_page_only),
+    _cache("shared pages are written to", "K8", ONE, pages.Tables, "_own", _shared_for_good),
+    _cache("window is rolled one step too early", "K9", FULL, rolling.RollingKVCache, "_start_after", _too_early),
+    _cache("window keeps too few of many tokens", "K9", FULL, rolling.RollingKVCache, "_start_after", _of_one_token),
+    _cache("rolling window has no end", "K9", FULL, rolling.RollingKVCache, "seen_by", _window_of_w),
+)
