@@ -55,6 +55,8 @@ class Problem:
     layout: str = "contiguous"
     # Many equal terms, whose rounding errors do not average out.
     coherent: bool = False
+    # Whether calls with other data of the same shapes come before and after the one that is judged.
+    among_others: bool = False
     # Whether the log-sum-exp or the weights are the point of the case, so that it is void where they are not offered.
     asks: tuple[str, ...] = ()
     # Published or hand-made results: name -> (values, largest error of the digits given).

@@ -43,7 +43,7 @@ def alibi_over_a_cache(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6, heads=4), causal=True, q_start=2, **options)
 
 
-@CASES.problem("B1", "P4", dtypes=("float32", "float64"))
+@CASES.problem("B1", "P4")
 def alibi_has_no_offset(draw: Draw) -> Problem:
     """The distance of a query to its own key is 0: an offset cancels in the output and shows in the log-sum-exp."""
     options: dict[str, Any] = {"bias": _alibi(4, 6, 6), "bias_of": lambda _: biases.alibi(4)}

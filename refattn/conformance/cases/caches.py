@@ -158,6 +158,37 @@ def unused_slots(api: Api) -> None:
             expect_equal(f"output with {poison} in unused slots, lengths {counts}", dirty, clean)
 
 
+@CASES.check("K4", "K7", area="cache", dtypes=COMPUTED)
+def unused_slots_without_causal(api: Api) -> None:
+    """Without causal, which would hide them as well, slots beyond the length are no keys."""
+    data = api.draw.qkv(1, 6)
+    for counts in (np.asarray([6, 6]), np.asarray([3, 6])):
+        output = api.host(attend(api.array(data["q"]), _filled(api, data, counts), causal=False))
+        for entry, count in enumerate(counts.tolist()):
+            parts = {"q": data["q"][entry], "k": data["k"][entry, :, :count], "v": data["v"][entry, :, :count]}
+            golden = golden_of(Problem(dtype=api.dtype, **parts))
+            expect_within(f"output of entry {entry}, {counts}", output[entry], golden.output, golden.bound(api.dtype))
+
+
+@CASES.check("K5", area="cache")
+def forks_write_apart(api: Api) -> None:
+    """A cache and its fork append other tokens, and each then gives what its own tokens give."""
+    data = api.draw.ramp(1, 5)
+    q, tokens = (
+        api.array(data["q"]),
+        [(api.array(data["k"][:, :, i : i + 1]), api.array(data["v"][:, :, i : i + 1])) for i in range(5)],
+    )
+    cache = KVCache.allocate(q, 2, 2, 8, 8)
+    for token in tokens[:3]:
+        cache = cache.append(*token)
+    fork = cache.fork()
+    cache, fork = cache.append(*tokens[3]), fork.append(*tokens[4])
+    for name, each, keys in (("cache", cache, [0, 1, 2, 3]), ("fork", fork, [0, 1, 2, 4])):
+        parts = {"q": data["q"], "k": data["k"][:, :, keys], "v": data["v"][:, :, keys]}
+        golden = golden_of(Problem(dtype=api.dtype, causal=True, q_start=3, **parts))
+        expect_within(f"output of the {name}", api.host(attend(q, each)), golden.output, golden.bound(api.dtype))
+
+
 @CASES.check("K5", area="cache")
 def consumption_and_forks(api: Api) -> None:
     """append consumes the old object; a fork goes on alone, and neither sees the other's tokens."""

@@ -71,13 +71,13 @@ def blast_radius(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6), shown=shown)
 
 
-@CASES.problem("P2", "P4", dtypes=FULL)
+@CASES.problem("P2", "P4")
 def log_sum_exp_of_an_empty_row(draw: Draw) -> Problem:
     """The log-sum-exp of an empty row is -inf: not 0, not +inf, not a large negative number."""
     return Problem(**draw.qkv(6, 4), causal=True, q_start=-2, asks=("lse",))
 
 
-@CASES.problem("P2", "P4", dtypes=FULL)
+@CASES.problem("P2", "P4")
 def log_sum_exp_without_keys(draw: Draw) -> Problem:
     """Without keys the output is 0 and the log-sum-exp -inf."""
     return Problem(**draw.qkv(4, 0), asks=("lse",))
@@ -165,7 +165,7 @@ def sinks_that_are_refused(api: Api) -> None:
         expect_error(SinkError, "sinks", attention, x, x, x, sinks=sinks)
 
 
-@CASES.problem("P4", dtypes=FULL)
+@CASES.problem("P4")
 def log_sum_exp(draw: Draw) -> Problem:
     """The log-sum-exp is the natural logarithm, of scaled and capped logits."""
     return Problem(**draw.qkv(4, 6, spread=1.5), softcap=3.0, asks=("lse",))
@@ -177,7 +177,7 @@ def causal_log_sum_exp(draw: Draw) -> Problem:
     return Problem(**draw.qkv(6, 6), causal=True, asks=("lse",))
 
 
-@CASES.problem("P4", "P3", dtypes=FULL)
+@CASES.problem("P4", "P3")
 def log_sum_exp_with_a_sink(draw: Draw) -> Problem:
     """The sink is part of the log-sum-exp."""
     return Problem(**draw.qkv(4, 6), sinks=np.asarray([1.0, 3.0]), asks=("lse",))
@@ -203,6 +203,14 @@ def level_of_minus_a_million(draw: Draw) -> Problem:
     known = {"output": (np.asarray([2.761594]), 5e-7)}
     v = np.asarray([[[[1.0], [3.0]]]])
     return Problem(dtype=draw.dtype, q=q, k=k, v=v, scale=0.5, known=known)
+
+
+@CASES.problem("P6", "P1")
+def level_of_minus_64(draw: Draw) -> Problem:
+    """All scores are -64: the output is the mean, and no guard against low scores may take the row for empty."""
+    data = draw.qkv(2, 6, batch=(1,), d_k=1, d_v=4)
+    data["q"], data["k"] = np.full_like(data["q"], -8.0), np.full_like(data["k"], 8.0)
+    return Problem(**data | {"v": draw.exact(4.0 + 0.5 * data["v"])}, scale=1.0, coherent=True)
 
 
 @CASES.problem("P5", "S2")

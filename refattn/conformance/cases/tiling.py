@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 
 from refattn import Partial, attention, attention_with_lse, masks, merge
-from refattn.conformance.case import FULL, Api, Chapter, Problem
+from refattn.conformance.case import FULL, Api, Chapter, Problem, Unsupported
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw, precision
@@ -34,10 +36,28 @@ def rising_maximum(draw: Draw) -> Problem:
 def first_tile_hidden(draw: Draw) -> Problem:
     """The first 128 keys are hidden and all logits are far below zero: no stale or finite maximum may remain."""
     data = draw.qkv(2, 160, batch=(1,), d_k=4)
-    data["q"], data["k"] = np.full_like(data["q"], -8.0), np.full_like(data["k"], 8.0)
+    data["q"], data["k"] = np.full_like(data["q"], -8.0), np.full_like(data["k"], 6.5)
     data["k"][..., 0] += np.arange(160) % 4
+    data["v"] = draw.exact(8.0 + 0.25 * data["v"])
     shown = np.broadcast_to(np.arange(160) >= 128, (2, 160))
     return Problem(**data, shown=shown, coherent=True)
+
+
+@CASES.problem("T1", "P6", dtypes=FULL)
+def far_below_zero(draw: Draw) -> Problem:
+    """All logits are near -1024, in two tiles: no running maximum may start at a finite number."""
+    data = draw.qkv(2, 96, batch=(1,), d_k=1)
+    data["q"], data["k"] = np.full_like(data["q"], -32.0), np.full_like(data["k"], 32.0)
+    data["k"][..., 0] += np.arange(96) % 4 / 32
+    return Problem(**data, scale=1.0, coherent=True)
+
+
+@CASES.problem("T1")
+def last_tile_is_full(draw: Draw) -> Problem:
+    """128 keys, the last of which weighs most: no tile is missing where the length is a multiple of common ones."""
+    data = draw.qkv(3, 128, batch=(1,), spread=0.5)
+    data["k"][..., -1, :] = draw.exact(4 * data["q"][..., 0, :])
+    return Problem(**data)
 
 
 @CASES.check("T2", "T3", area="merge", dtypes=FULL)
@@ -97,3 +117,21 @@ def tiled_path_equals_dense(api: Api) -> None:
     expect_within("tiled output", api.host(output), golden.output, golden.bound(api.dtype))
     expect_within("tiled log-sum-exp", api.host(lse), golden.lse, golden.lse_bound(api.dtype))
     expect(api.dtype_of(output) == api.dtype, f"the tiled output has dtype {api.dtype_of(output)}")
+
+
+@CASES.check("T4", area="tiles")
+def memory_of_the_tiled_path(api: Api) -> None:
+    """On NumPy, whose memory can be traced, path="tiled" never holds as much as half of an Lq x Lk array."""
+    if api.name != "numpy":
+        raise Unsupported(f"what {api.name} allocates is not traced")
+    length = 2048
+    q, k, v = (api.array(x) for x in api.draw.normal(3, 1, length, 4))
+    tracemalloc.start()
+    try:
+        attention(q, k, v, causal=True, path="tiled")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    expect(
+        most < 2 * length**2, f"the tiled path held {most / 2**20:.1f} MiB, all pairs are {length**2 / 2**18:.0f} MiB"
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from refattn import cache, cached, contiguous, layer, paged, pages, rolling
 from refattn.arrays import Array
-from refattn.cache import Seen, greatest, known, tidy
+from refattn.cache import Seen
 from refattn.conformance.faults.fault import ALL, FULL, ONE, Fault, Patch
 
 
@@ -74,16 +74,17 @@ def _causal_by_request(q: Array, held: Any, *, causal: bool = False, **options: 
 _ATTEND = cached.attend
 
 
-def _end(self: Any, index: Any, k_start: Any) -> Any:
-    """The newest query is taken to be one position further."""
-    return _POSITION(self, index, k_start) + 1
+def _at(start: Any) -> Any:
+    """The newest queries at other positions than the newest."""
+
+    def cached_call(q: Array, held: Any, options: dict[str, Any]) -> Any:
+        k, v, options = _CALL(q, held, options)
+        return k, v, options | {"q_start": start(options["q_start"])}
+
+    return cached_call
 
 
-def _start_of_all(self: Any, index: Any, k_start: Any) -> Any:
-    return 0
-
-
-_POSITION = cache.Cache.position
+_CALL = cached.cached_call
 
 
 def _backwards(self: Any, pool: Array, longest: int) -> Array:
@@ -126,26 +127,24 @@ def _shared_for_good(self: Any, entry: int, index: int, change: Any) -> int:
 _OWN = pages.Tables._own
 
 
-def _too_early(self: Any, length: Any, new: int) -> Any:
+def _too_early(self: Any, q_len: int) -> Seen:
     """One position fewer is kept than the new queries see."""
-    if greatest(length - self._start) <= self._window - 1:
-        return _START_AFTER(self, length, new)
-    kept = self._window - 2 + new
-    return tidy(rolling._at_least(self._start, length - kept))
+    return _newest(_ROLLING_SEEN(self, q_len), self.window - 2 + q_len)
 
 
-def _of_one_token(self: Any, length: Any, new: int) -> Any:
+def _as_for_one(self: Any, q_len: int) -> Seen:
     """W positions are kept, however many were appended at once."""
-    return tidy(rolling._at_least(self._start, length - max(self._window, new)))
+    return _newest(_ROLLING_SEEN(self, q_len), max(self.window, q_len))
 
 
-_START_AFTER = rolling.RollingKVCache._start_after
+def _newest(seen: Seen, count: int) -> Seen:
+    gone = max(0, seen.k.shape[2] - count)
+    return Seen(seen.k[:, :, gone:, :], seen.v[:, :, gone:, :], seen.k_start + gone, seen.mask)
 
 
-def _window_of_w(self: Any, q_len: int) -> Seen:
-    """The mask forgets that a window has an end."""
+def _window_without_end(self: Any, q_len: int) -> Seen:
     seen = _ROLLING_SEEN(self, q_len)
-    return Seen(seen.k, seen.v, seen.k_start, None) if known(self._length) else seen
+    return Seen(seen.k, seen.v, seen.k_start, None) if isinstance(self.length, int) else seen
 
 
 _ROLLING_SEEN = rolling.RollingKVCache.seen_by
@@ -169,13 +168,13 @@ FAULTS = (
     _cache("forks share their buffers", "K5", ONE, cache.Cache, "_copies", lambda self: (self._k, self._v)),
     _cache("append over capacity is clamped", "K6", ONE, contiguous.KVCache, "_appended", _clamped),
     _cache("attend is not causal", "K7", ALL, cached, "attend", _causal_by_request),
-    _cache("attend is one position ahead", "K7", ALL, cache.Cache, "position", _end),
-    _cache("attend aligns at the top left", "K7", ALL, cache.Cache, "position", _start_of_all),
+    _cache("attend is one position behind", "K7", ALL, cached, "cached_call", _at(lambda start: start - 1)),
+    _cache("attend aligns at the top left", "K7", ALL, cached, "cached_call", _at(lambda start: start * 0)),
     _cache("pages in reverse", "K8", FULL, paged.PagedKVCache, "_ordered", _backwards),
     _cache("pages in the order of the pool", "K8", ONE, paged.PagedKVCache, "_ordered", _physical),
     _cache("first page alone is read", "K8", FULL, paged.PagedKVCache, "_ordered", _first_page_only),
     _cache("shared pages are written to", "K8", ONE, pages.Tables, "_own", _shared_for_good),
-    _cache("window is rolled one step too early", "K9", FULL, rolling.RollingKVCache, "_start_after", _too_early),
-    _cache("window keeps too few of many tokens", "K9", FULL, rolling.RollingKVCache, "_start_after", _of_one_token),
-    _cache("rolling window has no end", "K9", FULL, rolling.RollingKVCache, "seen_by", _window_of_w),
+    _cache("window is rolled one step too early", "K9", FULL, rolling.RollingKVCache, "seen_by", _too_early),
+    _cache("window keeps too few of many tokens", "K9", FULL, rolling.RollingKVCache, "seen_by", _as_for_one),
+    _cache("rolling window has no end", "K9", FULL, rolling.RollingKVCache, "seen_by", _window_without_end),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from refattn.arrays import Array
 from refattn.conformance.faults.fault import LOW, Attention, Fault
-from refattn.conformance.faults.pipeline import Plain
+from refattn.conformance.faults.pipeline import Plain, shortened
 from refattn.dtypes import dtype_name
 
 
@@ -33,20 +33,15 @@ def _products_in_storage(run: Any, q: Array, k: Array) -> Array:
     return total
 
 
-def _exponentials_in_storage(run: Any, x: Array, seen: Array, sink: Array | None) -> tuple[Array, Array]:
-    """Logits are rounded before the exponential, against nothing that the scores would call for."""
-    return Plain.softmax(run, run.rounded(x, _narrower(run)), seen, sink)
+def _short_logits(run: Any, x: Array, seen: Array, sink: Array | None) -> tuple[Array, Array]:
+    """Logits of 11 bits."""
+    return Plain.softmax(run, shortened(x, 13 if run.wide == run.xp.float32 else 42), seen, sink)
 
 
-def _narrower(run: Any) -> Any:
-    """The dtype of half the significand that truncated products have: that of tensor cores at their fastest."""
-    return run.xp.float32 if run.wide == run.xp.float64 else run.xp.float16
-
-
-def _rounded_products(run: Any, q: Array, k: Array) -> Array:
-    """Inputs lose half of their significand before the products, as in TF32."""
-    narrow = run.rounded(q, _narrower(run)), run.rounded(k, _narrower(run))
-    return Plain.products(run, *narrow)
+def _short_products(run: Any, q: Array, k: Array) -> Array:
+    """Inputs of 11 bits, as TF32 has them; of 24 where float64 is asked for."""
+    bits = 13 if run.wide == run.xp.float32 else 29
+    return Plain.products(run, shortened(q, bits), shortened(k, bits))
 
 
 def _through_storage(run: Any, q: Array, k: Array) -> Array:
@@ -211,7 +206,7 @@ FAULTS = (
         clause="N1",
         kind="dtype-precision",
         dtypes=("float32", "float64"),
-        steps={"products": _rounded_products},
+        steps={"products": _short_products},
     ),
     Fault(
         name="overflow before scale",
@@ -242,6 +237,6 @@ FAULTS = (
         clause="N1",
         kind="dtype-precision",
         dtypes=("float32", "float64"),
-        steps={"softmax": _exponentials_in_storage},
+        steps={"softmax": _short_logits},
     ),
 )

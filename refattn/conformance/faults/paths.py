@@ -7,23 +7,24 @@ import math
 from typing import Any
 
 from refattn import arguments, arrays, mask_kinds, partials, pipeline, softmax
-from refattn.arrays import Array
+from refattn.arrays import Array, Library
 from refattn.conformance.faults.fault import FULL, ONE, Fault, Patch
+from refattn.conformance.faults.pipeline import shortened
 from refattn.partials import Partial
 
 # ---- merging
 
 
-def _mean(library: Any, first: Partial, second: Partial) -> Partial:
+def _mean(library: Library, first: Partial, second: Partial) -> Partial:
     return Partial((first.output + second.output) / 2, _MERGE(library, first, second).lse)
 
 
-def _base_two(library: Any, first: Partial, second: Partial) -> Partial:
+def _base_two(library: Library, first: Partial, second: Partial) -> Partial:
     merged = _MERGE(library, *(Partial(part.output, part.lse / math.log(2)) for part in (first, second)))
     return Partial(merged.output, merged.lse * math.log(2))
 
 
-def _no_guard(library: Any, first: Partial, second: Partial) -> Partial:
+def _no_guard(library: Library, first: Partial, second: Partial) -> Partial:
     """exp(-inf - (-inf)) of two empty parts."""
     xp = library.xp
     peak = xp.maximum(first.lse, second.lse)
@@ -47,10 +48,8 @@ def _sinks_in_every_part(items: Any, sinks: Array | None = None) -> Partial:
 _WHOLE = partials.merge
 
 
-def _rounded_parts(library: Any, first: Partial, second: Partial) -> Partial:
-    xp = library.xp
-    parts = [Partial(xp.astype(xp.astype(p.output, xp.float16), p.output.dtype), p.lse) for p in (first, second)]
-    return _MERGE(library, *parts)
+def _rounded_parts(library: Library, first: Partial, second: Partial) -> Partial:
+    return _MERGE(library, *(Partial(shortened(part.output, 13), part.lse) for part in (first, second)))
 
 
 # ---- checks, tracing, warnings

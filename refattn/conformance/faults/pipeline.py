@@ -16,6 +16,13 @@ from refattn.dtypes import compute_dtype
 INF = float("inf")
 
 
+def shortened(x: Array, bits: int) -> Array:
+    """x with so many bits fewer in its significand, rounded to nearest; needs no narrower dtype."""
+    xp = library_of(x, "x").xp
+    wide = x * (2.0**bits + 1)
+    return xp.where(xp.isfinite(wide), wide - (wide - x), x)
+
+
 class Plain:
     """One call. Arrays q, k, v are in the compute dtype, with a head axis; k and v have the heads of q."""
 
@@ -234,9 +241,9 @@ class Plain:
         """An array of one value in the compute dtype."""
         return self.xp.full(shape, value, dtype=self.wide, device=self.device)
 
-    def rounded(self, x: Array, dtype: Any = None) -> Array:
-        """x rounded to a dtype, that of q by default, in the compute dtype."""
-        return self.xp.astype(self.xp.astype(x, self.result if dtype is None else dtype), self.wide)
+    def rounded(self, x: Array) -> Array:
+        """x rounded to the dtype of q, in the compute dtype."""
+        return self.xp.astype(self.xp.astype(x, self.result), self.wide)
 
 
 class Unfused(Plain):
@@ -258,7 +265,8 @@ class Tiled(Plain):
         peak, total = self.full((*rows, 1), self.first_peak()), self.full((*rows, 1), 0.0)
         output = self.full((*rows, self.v.shape[-1]), 0.0)
         for start in self.tiles():
-            part, values = x[..., start : start + self.tile], v[..., start : start + self.tile, :]
+            keys = slice(start, min(start + self.tile, self.k_len))
+            part, values = x[..., keys], v[..., keys, :]
             missing = self.tile - part.shape[-1]
             part = self.xp.concat((part, self.full((*rows, missing), self.beyond())), axis=-1)
             values = self.xp.concat((values, self.full((*v.shape[:-2], missing, v.shape[-1]), 0.0)), axis=-2)

@@ -8,6 +8,8 @@ from typing import Any
 from refattn import biases, rotary
 from refattn.arrays import Array, library_of
 from refattn.conformance.faults.fault import ALL, FULL, Fault, Patch
+from refattn.conformance.faults.pipeline import shortened
+from refattn.dtypes import dtype_name
 
 
 def _alibi(distance: Any) -> Any:
@@ -59,8 +61,9 @@ def _slots_as_positions(x: Array, positions: Any, **options: Any) -> Array:
     return _ROPE(x, xp.zeros_like(positions) + xp.arange(positions.shape[-1], dtype=positions.dtype), **options)
 
 
-def _angles_in_half(xp: Any, *dtypes: Any) -> Any:
-    return xp.float16
+def _short(x: Array, positions: Any, **options: Any) -> Array:
+    turned = _ROPE(x, positions, **options)
+    return shortened(turned, 13 if dtype_name(x.dtype) == "float32" else 42)
 
 
 def _quadratic(x: Array, positions: Any, **options: Any) -> Array:
@@ -86,7 +89,7 @@ FAULTS = (
     _bias("alibi with the wrong sign", "B1", biases.Alibi, _alibi(lambda f: f.xp.abs(f.keys_from_rows - f.rows))),
     _bias("alibi by the key's position", "B1", biases.Alibi, _alibi(lambda f: f.keys_from_rows - 0 * f.rows)),
     _bias("alibi by index", "B1", biases.Alibi, _alibi(lambda f: -f.xp.abs(f.keys - f.rows))),
-    _bias("alibi starts at 1", "B1", biases.Alibi, _alibi(lambda f: -f.xp.abs(f.keys_from_rows - f.rows) - 1), FULL),
+    _bias("alibi starts at 1", "B1", biases.Alibi, _alibi(lambda f: -f.xp.abs(f.keys_from_rows - f.rows) - 1)),
     _slopes("alibi slopes start at 1", lambda count: [2.0 ** (-8.0 * h / count) for h in range(count)]),
     _slopes("alibi slopes by one formula", lambda count: [2.0 ** (-8.0 * (h + 1) / count) for h in range(count)]),
     _bias("relative is mirrored", "B3", biases.Relative, _relative(lambda f, r: f.rows - f.keys_from_rows + r)),
@@ -101,13 +104,7 @@ FAULTS = (
     _rope("rope of the other style", "B5", _other_style),
     _rope("rope turns backwards", "B5", _backwards),
     _rope("rope ignores its base", "B5", _default_base),
-    Fault(
-        name="rope in half precision",
-        clause="B6",
-        kind="dtype-precision",
-        dtypes=FULL,
-        patches=(Patch(rotary, "compute_dtype", _angles_in_half),),
-    ),
+    _rope("rope of 11 bits", "B6", _short, FULL),
     _rope("rope of squared positions", "B6", _quadratic, FULL),
     _rope("rope of slots", "B7", _slots_as_positions, FULL),
 )
