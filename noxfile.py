@@ -177,6 +177,15 @@ def sweep(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheel"], default=False)
+def faults(session: nox.Session) -> None:
+    """Judge all wrong implementations of the catalogue, into docs/faults (3 minutes)."""
+    install(session, "test")
+    where = ("--json", "docs/faults/matrix.json", "--page", "docs/faults/README.md")
+    arguments = session.posargs or where
+    session.run("python", "-m", "refattn.conformance.matrix", *arguments, env={"PYTHONSAFEPATH": "1"})
+
+
+@nox.session(requires=["wheel"], default=False)
 def bench(session: nox.Session) -> None:
     """Time the fast paths beside their peers, on a quiet machine, into docs/bench (10 minutes)."""
     install(session, "bench", extra="torch")

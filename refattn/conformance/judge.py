@@ -139,13 +139,20 @@ def error_over_bound(actual: Any, expected: Any, bound: Any) -> float:
     return float(np.max(ratios[~np.isnan(ratios)])) if not np.all(np.isnan(ratios)) else math.nan
 
 
-def worst_place(what: str, actual: Array, expected: Array, bound: Array) -> Place | None:
-    """Where the error is largest over its bound; None for no elements. Elements that cannot be judged come last."""
+def worst_place(what: str, actual: Array, expected: Array, bound: Array, narrower: Array | None = None) -> Place | None:
+    """Where the error is largest over its bound; None for no elements.
+
+    Elements that cannot be judged come last. But if a narrower bound, that of the other model, is given, and they are
+    beyond it, they come right after those that are wrong, so that they are not passed for the sake of the others.
+    """
     actual, expected, bound = np.broadcast_arrays(actual, expected, bound)
     if not actual.size:
         return None
-    ratios = ratios_of(actual, expected, bound)
-    index = np.unravel_index(int(np.argmax(np.where(np.isnan(ratios), -1.0, ratios))), ratios.shape)
+    ratios, open_rank = ratios_of(actual, expected, bound), -1.0
+    if narrower is not None:
+        within, open_rank = ratios_of(actual, expected, narrower) <= 1, 1.0
+        ratios = np.where(within & np.isnan(ratios), 0.0, ratios)
+    index = np.unravel_index(int(np.argmax(np.where(np.isnan(ratios), open_rank, ratios))), ratios.shape)
     at = tuple(int(i) for i in index)
     return Place(what, at, float(actual[at]), float(expected[at]), float(bound[at]))
 
@@ -183,12 +190,16 @@ def form_fault(golden: Golden, result: Result, dtype: str) -> tuple[str, str] | 
 
 def worst_of(golden: Golden, result: Result, dtype: str, model: str | Model, coherent: bool = False) -> Place:
     """The worst place of output, log-sum-exp and weights under one model."""
-    options = (dtype, model, coherent)
-    places = [worst_place("output", result.output, golden.output, golden.bound(*options))]
+    parts = [("output", result.output, golden.output, golden.bound)]
     if result.lse is not None:
-        places.append(worst_place("log-sum-exp", result.lse, golden.lse, golden.lse_bound(*options)))
+        parts.append(("log-sum-exp", result.lse, golden.lse, golden.lse_bound))
     if result.weights is not None and golden.weights is not None:
-        places.append(worst_place("weight", result.weights, golden.weights, golden.weights_bound(*options)))
+        parts.append(("weight", result.weights, golden.weights, golden.weights_bound))
+    places = []
+    for what, actual, expected, bound in parts:
+        fused = bound(dtype, "fused", coherent)
+        bounds = (fused,) if model == "fused" else (bound(dtype, model, coherent), fused)
+        places.append(worst_place(what, actual, expected, *bounds))
     found = [place for place in places if place is not None]
     if not found:
         return Place("output", (), 0.0, 0.0, 0.0)

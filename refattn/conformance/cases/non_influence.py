@@ -192,6 +192,14 @@ def large_negative_row(draw: Draw) -> Problem:
 
 
 @CASES.problem("M18")
+def row_of_minus_64(draw: Draw) -> Problem:
+    """A row whose every bias is -64 keeps its softmax; an output of 0 is no mean of values near 8."""
+    data, bias = draw.qkv(4, 6), np.zeros((4, 6))
+    bias[1] = -64.0
+    return Problem(**data | {"v": draw.exact(8.0 + 0.25 * data["v"])}, bias=bias)
+
+
+@CASES.problem("M18")
 def large_negative_bias(draw: Draw) -> Problem:
     """A bias of -20 is a summand like any other: it leaves a weight of about 1e-9 that a huge value shows."""
     data = draw.qkv(4, 6)

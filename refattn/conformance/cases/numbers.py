@@ -57,6 +57,14 @@ def output_of_many_weights(draw: Draw) -> Problem:
     return Problem(**data, coherent=True)
 
 
+@CASES.problem("N1", dtypes=("bfloat16", "float16"))
+def scores_of_many_products(draw: Draw) -> Problem:
+    """Scores of 4096 and 2048 ones are 8 and 4 when scaled: a sum in 8 or 11 bits stops growing and ends with a tie."""
+    q, k, v = np.ones((1, 1, 1, 4096)), np.ones((1, 1, 2, 4096)), np.asarray([[[[0.0], [8.0]]]])
+    k[..., 1, 2048:] = 0.0
+    return Problem(dtype=draw.dtype, q=q, k=k, v=v, scale=1 / 512)
+
+
 @CASES.problem("N1", "P1")
 def large_scores(draw: Draw) -> Problem:
     """Scores near a thousand, close to each other, need a maximum subtracted before the exponential."""

@@ -55,6 +55,15 @@ def wide_heads(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6, batch=(1,), d_k=64, d_v=8))
 
 
+@CASES.problem("S1", "S2")
+def far_key_of_a_great_value(draw: Draw) -> Problem:
+    """A key that scores 8 less than the other, whose value is 0, shows the scale: 1 % in it is 8 % of the output."""
+    q, k, v = np.zeros((1, 1, 1, 4)), np.zeros((1, 1, 2, 4)), np.zeros((1, 1, 2, 1))
+    q[..., 0], k[..., 0, 0], v[..., 1, 0] = 4.0, 4.0, 1024.0
+    known = {"output": (np.asarray([0.343399]), 5e-7)}
+    return Problem(dtype=draw.dtype, q=q, k=k, v=v, known=known)
+
+
 @CASES.problem("S2")
 def negative_scale(draw: Draw) -> Problem:
     """A negative scale prefers the keys that point away."""

@@ -53,6 +53,16 @@ def far_below_zero(draw: Draw) -> Problem:
 
 
 @CASES.problem("T1")
+def halves_that_differ(draw: Draw) -> Problem:
+    """Half of the keys score 2 less than the others and have other values: the output is the share of each half."""
+    data = draw.qkv(1, 64, batch=(1,), d_k=1, d_v=1)
+    first = np.arange(64)[:, None] < 32
+    data["q"], data["k"] = np.full_like(data["q"], 2.0), np.broadcast_to(np.where(first, 0.0, -1.0), data["k"].shape)
+    data["v"] = np.broadcast_to(np.where(first, 0.0, 2.0), data["v"].shape)
+    return Problem(**data, scale=1.0, coherent=True)
+
+
+@CASES.problem("T1")
 def last_tile_is_full(draw: Draw) -> Problem:
     """128 keys, the last of which weighs most: no tile is missing where the length is a multiple of common ones."""
     data = draw.qkv(3, 128, batch=(1,), spread=0.5)

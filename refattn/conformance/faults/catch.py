@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from refattn.conformance.case import Case
+from refattn.arrays import Array
+from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases
 from refattn.conformance.faults.fault import Fault
 from refattn.conformance.runner import DEFAULT_SEED, Record, run_case
+from refattn.conformance.targets.base import Answer
 from refattn.conformance.targets.find import find_target
+from refattn.conformance.targets.refattn import RefattnTarget
 
 # How many times the bound a discrete fault must exceed, so that no rounding explains it.
 ENOUGH = 10.0
@@ -33,10 +36,20 @@ class Catch(NamedTuple):
         return bool(self.case) and self.ratio >= ENOUGH
 
 
+class OutputAlone(RefattnTarget):
+    """refattn without log-sum-exp and weights, whose bounds are narrower than the output's."""
+
+    def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
+        """The output, unless the problem is about something else."""
+        answer = super().compute(problem, q, k, v, again)
+        return answer if problem.asks else Answer(answer.output)
+
+
 def target_of(fault: Fault, library: str) -> Any:
     """A fresh target with the fault; for one that is planted into refattn, refattn itself."""
-    name = f"refattn-{library}" if fault.patches else f"refattn.conformance.faults:{fault.identifier}"
-    return find_target(name, library)
+    if not fault.patches:
+        return find_target(f"refattn.conformance.faults:{fault.identifier}", library)
+    return RefattnTarget(library) if fault.lse else OutputAlone(library)
 
 
 def cases_of(label: str, dtype: str) -> list[Case]:

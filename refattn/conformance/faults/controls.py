@@ -55,15 +55,22 @@ def _reversed_keys(attention: Attention) -> Attention:
 
 
 CONTROLS = (
-    Fault(name="plain", clause="N6", kind=""),
-    Fault(name="scores stored in the dtype of q", clause="N6", kind="", base=Unfused),
-    Fault(name="tile by tile", clause="T1", kind="", base=Tiled),
+    Fault(name="plain", clause="N6", kind="", lse=True),
+    Fault(name="scores stored in the dtype of q", clause="N6", kind="", lse=True, base=Unfused),
+    Fault(name="tile by tile", clause="T1", kind="", lse=True, base=Tiled),
     Fault(
-        name="tiles in reverse", clause="T1", kind="", base=Tiled, steps={"tiles": lambda run: Tiled.tiles(run)[::-1]}
+        name="tiles in reverse",
+        clause="T1",
+        kind="",
+        lse=True,
+        base=Tiled,
+        steps={"tiles": lambda run: Tiled.tiles(run)[::-1]},
     ),
-    Fault(name="halves merged", clause="T2", kind="", base=Split),
-    Fault(name="keys in reverse", clause="N6", kind="", wrap=_reversed_keys),
-    Fault(name="constant of each row", clause="P6", kind="", steps={"hidden": _shifted_rows}, wrap=_output_alone),
-    Fault(name="another level than the maximum", clause="P6", kind="", steps={"level": _shifted_level}),
-    Fault(name="exponentials in base 2", clause="N6", kind="", steps={"softmax": _in_base_two}),
+    Fault(name="halves merged", clause="T2", kind="", lse=True, base=Split),
+    Fault(name="keys in reverse", clause="N6", kind="", lse=True, wrap=_reversed_keys),
+    Fault(
+        name="constant of each row", clause="P6", kind="", lse=True, steps={"hidden": _shifted_rows}, wrap=_output_alone
+    ),
+    Fault(name="another level than the maximum", clause="P6", kind="", lse=True, steps={"level": _shifted_level}),
+    Fault(name="exponentials in base 2", clause="N6", kind="", lse=True, steps={"softmax": _in_base_two}),
 )

@@ -151,31 +151,37 @@ FAULTS = (
     Fault(
         name="sink is missing from the log-sum-exp",
         clause="P4",
+        lse=True,
         kind="LSE merge",
         steps={"softmax": _without_sink_in_lse},
     ),
-    Fault(name="log-sum-exp in base 2", clause="P4", kind="LSE merge", steps={"lse": lambda run, lse: lse / LN2}),
+    Fault(
+        name="log-sum-exp in base 2", clause="P4", lse=True, kind="LSE merge", steps={"lse": lambda run, lse: lse / LN2}
+    ),
     Fault(
         name="log-sum-exp of an empty row is 0",
         clause="P4",
+        lse=True,
         kind="LSE merge",
         steps={"lse": lambda run, lse: run.xp.where(lse == -INF, 0.0, lse)},
     ),
     Fault(
         name="log-sum-exp of an empty row is +inf",
         clause="P4",
+        lse=True,
         kind="LSE merge",
         steps={"lse": lambda run, lse: run.xp.where(lse == -INF, INF, lse)},
     ),
-    Fault(name="log-sum-exp is the maximum", clause="P4", kind="LSE merge", steps={"log_sum": _not_summed}),
+    Fault(name="log-sum-exp is the maximum", clause="P4", lse=True, kind="LSE merge", steps={"log_sum": _not_summed}),
     Fault(
         name="log-sum-exp in the dtype of q",
         clause="P4",
+        lse=True,
         kind="dtype-precision",
         dtypes=("bfloat16", "float16"),
         steps={"lse": lambda run, lse: run.xp.astype(lse, run.result)},
     ),
-    Fault(name="rows are shifted", clause="P4", kind="mask alignment", steps={"logits": _shifted}),
+    Fault(name="rows are shifted", clause="P4", lse=True, kind="mask alignment", steps={"logits": _shifted}),
     Fault(
         name="maximum starts at 0",
         clause="P6",

@@ -71,7 +71,7 @@ def _one_largest(run: Any, x: Array, sink: Array | None) -> Array:
 
 def _threshold(run: Any) -> Array:
     """A large negative bias is taken for a mask."""
-    return run.bias > -1e3
+    return run.bias > -50.0
 
 
 def _zeros_are_padding(run: Any) -> Array:
