@@ -59,7 +59,7 @@ def test_a_fault_is_caught(fault: Fault, library: Library) -> None:
 
 @pytest.mark.library("numpy")
 def test_the_matrix_is_that_of_the_catalogue() -> None:
-    """The committed figures name the same faults, clauses and dtypes, catch all of them, and are what the page shows."""
+    """The committed figures name the same faults, clauses and dtypes, all caught, and are what the page shows."""
     figures = json.loads((FIGURES / "matrix.json").read_text(encoding="utf-8"))
     expected: list[dict[str, Any]] = [
         {"name": fault.name, "clause": fault.clause, "kind": fault.kind, "dtypes": list(fault.dtypes)}

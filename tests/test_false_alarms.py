@@ -1,0 +1,102 @@
+"""No right implementation is accused, whatever the problem: random ones, and the suite's own with fresh data."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drawn_problems import drawn_problem
+from libraries import Library
+from refattn.conformance.case import Problem, Unsupported
+from refattn.conformance.faults import CONTROLS, Fault
+from refattn.conformance.faults.catch import records_of, target_of
+from refattn.conformance.judge import judge
+from refattn.conformance.matrix import EXEMPT, problem_cases
+from refattn.conformance.targets import find_target
+
+# Random problems in each dtype; the sweep draws other ones each time.
+FEW, MANY = 25, 400
+# Libraries that compile or schedule each call.
+SLOW = ("jax", "dask")
+
+
+def seeds(request: pytest.FixtureRequest, library: Library) -> range:
+    """The seeds of the random problems."""
+    if (request.config.getoption("--hypothesis-profile") or "") == "sweep":
+        start = secrets.randbelow(10**9)
+        return range(start, start + MANY)
+    return range(2 if library.name in SLOW else FEW)
+
+
+def accused(target: Any, dtype: str, problems: Iterator[tuple[int, Problem]]) -> tuple[list[str], Counter[str]]:
+    """What the judge holds against a target, and how many verdicts of each kind there were."""
+    complaints, verdicts = [], Counter[str]()
+    for seed, problem in problems:
+        if target.unsupported(problem.needs, dtype):
+            continue
+        try:
+            judged = judge(problem, target.call(problem))
+        except Unsupported:
+            continue
+        verdicts[judged.verdict] += 1
+        if judged.verdict == "fail":
+            complaints.append(f"drawn_problem({dtype!r}, {seed}): {judged.message}")
+    return complaints, verdicts
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.identifier)
+def test_right_functions_on_random_problems(control: Fault, library: Library, request: pytest.FixtureRequest) -> None:
+    """Plain, tiled and split pipelines, and changes that cancel, fail no random problem in any dtype."""
+    chosen = seeds(request, library)
+    for dtype in library.dtypes:
+        problems = ((seed, drawn_problem(dtype, seed)) for seed in chosen)
+        complaints, verdicts = accused(target_of(control, library.name), dtype, problems)
+        assert complaints == []
+        assert verdicts["pass"] >= len(chosen) / 4
+
+
+@pytest.mark.parametrize("path", ["", "-tiled"])
+def test_refattn_on_random_problems(path: str, library: Library, request: pytest.FixtureRequest) -> None:
+    """refattn's dense and tiled paths fail no random problem in any dtype."""
+    chosen, target = seeds(request, library), find_target(f"refattn-{library.name}{path}")
+    for dtype in library.dtypes:
+        complaints, verdicts = accused(target, dtype, ((seed, drawn_problem(dtype, seed)) for seed in chosen))
+        assert complaints == []
+        assert verdicts["pass"] == len(chosen)
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("kernel", ["MATH", "FLASH_ATTENTION", ""])
+def test_torch_on_random_problems(kernel: str, library: Library, request: pytest.FixtureRequest) -> None:
+    """torch's own kernels fail no random problem that their convention can express, of scales > 0."""
+    attention = pytest.importorskip("torch.nn.attention")
+    target = find_target("torch")
+    for dtype in library.dtypes:
+        problems = ((seed, drawn_problem(dtype, seed)) for seed in seeds(request, library))
+        problems = ((seed, replace(p, scale=None if p.scale is None else abs(p.scale))) for seed, p in problems)
+        if kernel == "FLASH_ATTENTION":  # which takes neither masks nor groups of heads
+            problems = ((seed, replace(p, shown=None, bias=None, causal=False, q_start=None)) for seed, p in problems)
+            problems = ((seed, p) for seed, p in problems if "gqa" not in p.needs and p.k.shape[-1] == p.v.shape[-1])
+        with attention.sdpa_kernel(getattr(attention.SDPBackend, kernel)) if kernel else nullcontext():
+            complaints, verdicts = accused(target, dtype, problems)
+        assert complaints == []
+        assert verdicts["pass"] > 0 or kernel == "FLASH_ATTENTION"
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.identifier)
+def test_right_functions_on_fresh_cases(control: Fault, library: Library, request: pytest.FixtureRequest) -> None:
+    """The suite's own problems with other data accuse none of them either."""
+    if library.name in SLOW:
+        pytest.skip("each case is one more shape to compile")
+    sweep = (request.config.getoption("--hypothesis-profile") or "") == "sweep"
+    for seed in range(5) if sweep else (1 + CONTROLS.index(control),):
+        for dtype in library.dtypes if sweep else library.dtypes[:2]:
+            found = records_of(control, library.name, problem_cases(dtype), dtype, seed)
+            broken = {(one.case, one.message) for one in found if one.verdict in ("fail", "crashed")}
+            assert {one for one in broken if one[0] not in EXEMPT} == set()
