@@ -15,9 +15,23 @@ from refattn.arrays import Array
 from refattn.conformance.faults import named
 
 ALL = ("bfloat16", "float16", "float32", "float64")
+FULL = ("float32", "float64")
 
 _PLAIN = named("plain").attention()
 _UNFUSED = named("scores stored in the dtype of q").attention()
+
+
+def faulty(name: str) -> Any:
+    """The wrong implementation of that name out of the catalogue."""
+    return named(name).attention()
+
+
+def __getattr__(name: str) -> Any:
+    """The same by its identifier, so that `planted_faults:no_scale` names a target."""
+    try:
+        return faulty(name)
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no {name!r}") from None
 
 
 def correct(q: Array, k: Array, v: Array, **options: Any) -> Any:

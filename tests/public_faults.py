@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from planted_faults import attend
+from planted_faults import correct as attend
 from refattn.arrays import Array
 
 

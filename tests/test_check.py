@@ -46,7 +46,7 @@ def test_check_explains_the_first_failure(capsys: pytest.CaptureFixture[str]) ->
     fault = "refattn.conformance.faults:causal_shows_the_next"
     assert check(fault, "--clauses", "M4", "--dtype", "float32,float64") == 1
     out = capsys.readouterr().out
-    for words in ("First failure", "must hold", "expected exactly 0", "M4: Causal.", "does not conform"):
+    for words in ("First failure", "must hold", "expected 0", "M4: Causal.", "does not conform"):
         assert words in out
 
 

@@ -86,7 +86,7 @@ def test_another_reading_is_recognised(words: str) -> None:
 
 def test_heads_in_the_wrong_groups_are_recognised() -> None:
     """Query heads that read key/value heads by turns are named, and which heads are wrong."""
-    wrong = planted_faults.faulty("interleaved heads")(Q, K, V)[0]
+    wrong = planted_faults.faulty("heads are interleaved")(Q, K, V)
     first, *rest = said(wrong)
     assert "query head h reading key/value head h % Hkv" in first
     assert "heads: 1, 2" in rest
@@ -154,7 +154,7 @@ def test_the_model_that_holds_is_named() -> None:
 def test_float64_computed_in_float32_is_recognised() -> None:
     """A float64 result that is right to float32 alone says so (N1)."""
     arrays = [x.astype(np.float64) for x in (Q, K, V)]
-    output = planted_faults.faulty("float32 inside")(*arrays)[0].astype(np.float64)
+    output = planted_faults.faulty("float64 in float32")(*arrays).astype(np.float64)
     assert "float64 seems to be computed in float32 [N1]" in said(output, *arrays)[-1]
 
 
@@ -227,7 +227,9 @@ def test_features_are_kept_to(data: st.DataObject) -> None:
     assert np.all(np.isfinite(refattn.golden(call.q, call.k, call.v, **plain).lse))
 
 
-@pytest.mark.parametrize("fault", ["poison leaks from v", "empty row is NaN", "always top-left", "interleaved heads"])
+@pytest.mark.parametrize(
+    "fault", ["poison leaks from v", "empty row is NaN", "causal from the top left", "heads are interleaved"]
+)
 def test_drawn_inputs_find_faults(fault: str) -> None:
     """Kernels with the usual faults fail on some drawn call."""
 
@@ -235,7 +237,7 @@ def test_drawn_inputs_find_faults(fault: str) -> None:
     @given(call=testing.inputs(longest=9))
     def holds(call: Inputs) -> None:
         with np.errstate(all="ignore"):
-            output = planted_faults.faulty(fault)(call.q, call.k, call.v, **call.options)[0]
+            output = planted_faults.faulty(fault)(call.q, call.k, call.v, **call.options)
         assert_attention_close(output, call.q, call.k, call.v, coherent=True, **call.options)
 
     with pytest.raises(AssertionError):
