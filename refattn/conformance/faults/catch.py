@@ -12,7 +12,7 @@ from refattn.conformance.cases import all_cases
 from refattn.conformance.faults.fault import Fault
 from refattn.conformance.runner import DEFAULT_SEED, Record, run_case
 from refattn.conformance.targets.base import Answer
-from refattn.conformance.targets.find import find_target
+from refattn.conformance.targets.function import FunctionTarget
 from refattn.conformance.targets.refattn import RefattnTarget
 
 # How many times the bound a discrete fault must exceed, so that no rounding explains it.
@@ -48,7 +48,7 @@ class OutputAlone(RefattnTarget):
 def target_of(fault: Fault, library: str) -> Any:
     """A fresh target with the fault; for one that is planted into refattn, refattn itself."""
     if not fault.patches:
-        return find_target(f"refattn.conformance.faults:{fault.identifier}", library)
+        return FunctionTarget(f"refattn.conformance.faults:{fault.identifier}", library, fault.attention())
     return RefattnTarget(library) if fault.lse else OutputAlone(library)
 
 

@@ -127,6 +127,12 @@ FAULTS = (
     Fault(name="empty row keeps the buffer", clause="P2", kind="empty dims", steps={"output": _stale_if_empty}),
     Fault(name="hidden logits are -1e4", clause="P2", kind="all-masked row", steps={"hidden": _sentinel(-1e4)}),
     Fault(
+        name="mask is scaled with the scores",
+        clause="P2",
+        kind="scaling",
+        steps={"hidden": lambda run, x, seen: run.xp.where(seen, x, -1e4 * abs(run.factor()))},
+    ),
+    Fault(
         name="hidden logits are the least number",
         clause="P2",
         kind="all-masked row",

@@ -54,12 +54,12 @@ class Lacking(Unsupported):
 
 
 class FunctionTarget(ArrayTarget):
-    """The function that "module:object" or "path.py:object" names, on arrays of one library."""
+    """The function that "module:object" or "path.py:object" names, or is given, on arrays of one library."""
 
-    def __init__(self, name: str, library: str = "numpy") -> None:
+    def __init__(self, name: str, library: str = "numpy", function: Callable[..., Any] | None = None) -> None:
         super().__init__(library_backend(library))
         self.name = name
-        self._function = load_function(name)
+        self._function = load_function(name) if function is None else function
         parameters = _parameters(self._function, name)
         self.features = _features(parameters)
         self.notes = _unused(parameters)
