@@ -11,9 +11,10 @@ import pytest
 
 from libraries import Library
 from refattn import CLAUSES
+from refattn.conformance import matrix
 from refattn.conformance.cases import all_cases
 from refattn.conformance.faults import CONTROLS, FAULTS, Fault, named
-from refattn.conformance.faults.catch import catch, records_of
+from refattn.conformance.faults.catch import cases_of, catch, records_of
 from refattn.conformance.faults.page import page_of
 
 LABELS = {clause.label: clause for clause in CLAUSES}
@@ -96,3 +97,21 @@ def test_the_matrix_is_that_of_the_catalogue() -> None:
         (c.name, []) for c in CONTROLS
     ]
     assert (FIGURES / "README.md").read_text(encoding="utf-8") == page_of(figures)
+
+
+@pytest.mark.library("numpy")
+def test_the_matrix_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command writes figures and page, here of three faults, and its exit code says whether all are caught."""
+    chosen = tuple(named(name) for name in ("causal shows the next", "window one too long", "output of NaN"))
+    monkeypatch.setattr(matrix, "FAULTS", chosen)
+    monkeypatch.setattr(matrix, "CONTROLS", CONTROLS[:1])
+    monkeypatch.setattr(matrix, "problem_cases", lambda dtype: cases_of("S5", dtype)[:3])
+    written, page = tmp_path / "matrix.json", tmp_path / "page.md"
+    assert matrix.main(["--json", str(written), "--page", str(page)]) == 0
+    figures = json.loads(written.read_text(encoding="utf-8"))
+    assert [fault["name"] for fault in figures["faults"]] == [fault.name for fault in chosen]
+    assert figures["summary"]["caught"] == figures["summary"]["pairs"] == 12
+    assert figures["summary"]["ordinary_missed_by_the_bound"] == 0
+    assert "| M4 | causal shows the next |" in page.read_text(encoding="utf-8")
+    monkeypatch.setattr(matrix, "FAULTS", (replace(chosen[0], clause="B2"),))  # whose cases are about something else
+    assert matrix.main([]) == 1
