@@ -100,7 +100,7 @@ FAULTS = (
         clause="N2",
         kind="",
         dtypes=ONE,
-        libraries=("torch", "jax", "dask"),
+        libraries=("torch", "jax"),
         patches=(Patch(softmax, "softmax", _branching),),
     ),
     Fault(
