@@ -25,7 +25,8 @@ def drawn_problem(dtype: str, seed: int) -> Problem:
     def chance() -> bool:
         return bool(rng.random() < 0.4)
 
-    options: dict[str, Any] = {"layout": str(rng.choice(LAYOUTS))}
+    layouts = [name for name in LAYOUTS if name != "expanded"]  # which is for equal heads
+    options: dict[str, Any] = {"layout": str(rng.choice(layouts))}
     if chance():
         options |= {"causal": True, "q_start": int(rng.integers(-2, k_len + 1))}
     if chance():
