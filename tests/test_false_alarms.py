@@ -21,7 +21,7 @@ from refattn.conformance.matrix import EXEMPT, problem_cases
 from refattn.conformance.targets import find_target
 
 # Random problems in each dtype; the sweep draws other ones each time.
-FEW, MANY = 25, 400
+FEW, MANY = 12, 400
 # Libraries that compile or schedule each call.
 SLOW = ("jax", "dask")
 
@@ -31,7 +31,7 @@ def seeds(request: pytest.FixtureRequest, library: Library) -> range:
     if (request.config.getoption("--hypothesis-profile") or "") == "sweep":
         start = secrets.randbelow(10**9)
         return range(start, start + MANY)
-    return range(2 if library.name in SLOW else FEW)
+    return range(2 if library.name in SLOW else FEW if library.name == "numpy" else FEW // 3)
 
 
 def dtypes_of(library: Library) -> tuple[str, ...]:
@@ -99,8 +99,8 @@ def test_torch_on_random_problems(kernel: str, library: Library, request: pytest
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.identifier)
 def test_right_functions_on_fresh_cases(control: Fault, library: Library, request: pytest.FixtureRequest) -> None:
     """The suite's own problems with other data accuse none of them either."""
-    if library.name in SLOW:
-        pytest.skip("each case is one more shape to compile")
+    if library.name in (*SLOW, "strict"):
+        pytest.skip("each case is one more shape to compile, or computed by NumPy as in its own session")
     sweep = (request.config.getoption("--hypothesis-profile") or "") == "sweep"
     for seed in range(5) if sweep else (1 + CONTROLS.index(control),):
         for dtype in library.dtypes if sweep else library.dtypes[:2]:
