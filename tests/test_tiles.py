@@ -263,6 +263,22 @@ def test_a_call_waits_for_its_own_jobs_alone() -> None:
 
 
 @NUMPY
+def test_no_job_runs_on_when_its_call_has_ended() -> None:
+    """A call waits for each thread that has begun to help, also where others come too late for that."""
+    running: list[int] = []
+
+    def run(job: int) -> int:
+        running.append(job)
+        time.sleep(1e-4 * (job % 3))
+        running.remove(job)
+        return job
+
+    for _ in range(300):
+        assert workers.share(run, range(9), 9) == [*range(9)]
+        assert not running
+
+
+@NUMPY
 @pytest.mark.parametrize("of_caller", [False, True])
 def test_errors_in_jobs_are_raised(of_caller: bool) -> None:
     """An error that a job raises, in whichever thread, ends the call that waits for it."""

@@ -28,8 +28,7 @@ def share(run: Callable[[Any], Any], jobs: Sequence[Any], threads: int) -> list[
     """run(job) of every job, in order; the calling thread takes part, so that a single job or thread needs no other."""
     results: list[Any] = [None] * len(jobs)
     left = deque(enumerate(jobs))
-    helping: list[bool] = []
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+    helping: list[SimpleQueue[BaseException | None]] = []
 
     def work() -> None:
         while left:
@@ -40,7 +39,8 @@ def share(run: Callable[[Any], Any], jobs: Sequence[Any], threads: int) -> list[
             results[at] = run(job)
 
     def help_out() -> None:
-        helping.append(True)
+        ended: SimpleQueue[BaseException | None] = SimpleQueue()
+        helping.append(ended)
         fault = None
         try:
             work()
@@ -54,7 +54,7 @@ def share(run: Callable[[Any], Any], jobs: Sequence[Any], threads: int) -> list[
         work()
     finally:
         left.clear()  # after an error nobody goes on
-        faults = [ended.get() for _ in range(len(helping))]  # who has not begun by now finds nothing left
+        faults = [ended.get() for ended in list(helping)]  # who has not begun by now finds nothing left
     for fault in faults:
         if fault is not None:
             raise fault
