@@ -79,9 +79,10 @@ def _tile(call: Call) -> tuple[Partial, Array]:
 
     output, lse = run_stages(call, stage)
     void = seen["void"]
-    # What is infinite or NaN there comes of visible values (M20).
-    output = xp.where(void[..., None] & xp.isfinite(output), 0.0, output)
-    return Partial(output, xp.where(void, -float("inf"), lse)), void & seen["any"]
+    bare = void & seen["any"]
+    # What is infinite or NaN in a bare row comes of visible values (M20).
+    output = xp.where(void[..., None] & ~(bare[..., None] & ~xp.isfinite(output)), 0.0, output)
+    return Partial(output, xp.where(void, -float("inf"), lse)), bare
 
 
 def cut(call: Call, rows: range, keys: range, *, masked: bool) -> Call:
