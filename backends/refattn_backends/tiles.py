@@ -66,6 +66,9 @@ def broken_where_bare(call: Call, whole: Partial, bare: Array) -> Partial:
 def _tile(call: Call) -> tuple[Partial, Array]:
     """All rows over all keys; those without a logit above -inf, which softmax would make NaN, as over no keys."""
     xp = call.library.xp
+    if 0 in call.scores_shape:  # of which not every library knows a maximum
+        part = Partial(*run_stages(call, lambda _, value: value))
+        return part, xp.zeros((1, 1), dtype=xp.bool, device=call.device)
     seen: dict[str, Array] = {}
 
     def stage(name: str, value: Array) -> Array:
