@@ -147,15 +147,20 @@ def cuda_version() -> int | None:
     return version.value // 1000
 
 
+def cupy_package(session: nox.Session, who_needs: str) -> str:
+    """Return CuPy's distribution for the driver here; where no device can run it, skip the session with a sentence."""
+    version = cuda_version()
+    if version is None:
+        session.skip(f"{who_needs} an NVIDIA device and its driver, and none answers here")
+    if version < 12:
+        session.skip(f"{who_needs} an NVIDIA driver for CUDA 12 or later; this one is for CUDA {version}")
+    return f"cupy-cuda{min(version, 13)}x"
+
+
 @nox.session(requires=["wheel"])
 def cupy(session: nox.Session) -> None:
     """Test on CuPy, where there is an NVIDIA device (5 minutes)."""
-    version = cuda_version()
-    if version is None:
-        session.skip("CuPy needs an NVIDIA device and its driver, and none answers here")
-    if version < 12:
-        session.skip(f"CuPy needs an NVIDIA driver for CUDA 12 or later; this one is for CUDA {version}")
-    package = f"cupy-cuda{min(version, 13)}x"
+    package = cupy_package(session, "CuPy needs")
     install(session, "test", package, extra=package)
     both_suites(session, "cupy")
 
@@ -207,11 +212,5 @@ def ratios(session: nox.Session) -> None:
 @nox.session(requires=["wheel"], default=False)
 def gpu(session: nox.Session) -> None:
     """Check and time the CUDA paths of CuPy and PyTorch, where there is an NVIDIA device (5 minutes)."""
-    version = cuda_version()
-    if version is None:
-        session.skip("the CUDA paths need an NVIDIA device and its driver, and none answers here")
-    if version < 12:
-        session.skip(f"the CUDA paths need an NVIDIA driver for CUDA 12 or later; this one is for CUDA {version}")
-    package = f"cupy-cuda{min(version, 13)}x"
-    install(session, package, extra="torch")
+    install(session, cupy_package(session, "the CUDA paths need"), extra="torch")
     session.run("python", "-m", "refattn_backends.gpu", env={"PYTHONSAFEPATH": "1"})

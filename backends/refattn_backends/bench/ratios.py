@@ -155,28 +155,29 @@ def measured(lengths: tuple[int, ...]) -> list[dict[str, Any]]:
     Calls of equal weights are judged in the worst case, whatever the model.
     """
     drawn, found = list(calls(lengths)), list(implementations())
-    rows: list[dict[str, Any]] = []
-    for dtype in DTYPES:
-        exact: dict[int, Golden] = {}
-        bounds: dict[tuple[int, tuple[str, str]], Array] = {}
+    return [row for dtype in DTYPES for row in _of_dtype(dtype, drawn, found)]
 
-        def ratios(number: int, output: Array, claim: tuple[str, str]) -> Array:
-            if (number, claim) not in bounds:  # noqa: B023  # called within this turn of the loop alone
-                bounds[number, claim] = exact[number].bound(*claim, drawn[number].coherent)  # noqa: B023
-            return np.abs(output - exact[number].output) / bounds[number, claim]  # noqa: B023
 
-        for one in (one for one in found if dtype in one.arrays):
-            outputs = []
-            for number, call in enumerate(drawn):
-                q, k, v = (one.arrays[dtype](rounded(x, dtype)) for x in (call.q, call.k, call.v))
-                if number not in exact:
-                    exact[number] = golden(q, k, v, causal=call.causal)
-                outputs.append(host(one.compute(q, k, v, call.causal)).astype(np.float64))
-            fused = np.concatenate([ratios(i, x, (dtype, "fused")).ravel() for i, x in enumerate(outputs)])
-            met = (c for c in CLAIMS[dtype] if all(np.all(ratios(i, x, c) <= 1) for i, x in enumerate(outputs)))
-            rows.append({"implementation": one.name, "dtype": dtype, "meets": _named(next(met, None), dtype)})
-            rows[-1] |= _summed_up(fused)
-    return rows
+def _of_dtype(dtype: str, drawn: list[Call], found: list[Implementation]) -> Iterator[dict[str, Any]]:
+    exact: dict[int, Golden] = {}
+    bounds: dict[tuple[int, tuple[str, str]], Array] = {}
+
+    def ratios(number: int, output: Array, claim: tuple[str, str]) -> Array:
+        if (number, claim) not in bounds:
+            bounds[number, claim] = exact[number].bound(*claim, drawn[number].coherent)
+        return np.abs(output - exact[number].output) / bounds[number, claim]
+
+    for one in (one for one in found if dtype in one.arrays):
+        outputs = []
+        for number, call in enumerate(drawn):
+            q, k, v = (one.arrays[dtype](rounded(x, dtype)) for x in (call.q, call.k, call.v))
+            if number not in exact:
+                exact[number] = golden(q, k, v, causal=call.causal)
+            outputs.append(host(one.compute(q, k, v, call.causal)).astype(np.float64))
+        fused = np.concatenate([ratios(i, x, (dtype, "fused")).ravel() for i, x in enumerate(outputs)])
+        met = (c for c in CLAIMS[dtype] if all(np.all(ratios(i, x, c) <= 1) for i, x in enumerate(outputs)))
+        meets = _named(next(met, None), dtype)
+        yield {"implementation": one.name, "dtype": dtype, "meets": meets} | _summed_up(fused)
 
 
 def _named(claim: tuple[str, str] | None, dtype: str) -> str:
