@@ -21,16 +21,17 @@ from test_random_options import assert_within, float64_bounds
 NUMPY = pytest.mark.library("numpy")
 
 
-@pytest.fixture(params=[(1, 1, 0), (2, 3, 0), (5, 2, 1), (5, 2, 99)], ids=str)
+@pytest.fixture(params=[(1, 1, 0, 1), (2, 3, 0, 2), (5, 2, 1, 8), (5, 2, 99, 1)], ids=str)
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Tiles that small calls have many of: rows, keys, and up to how many rows share keys out among jobs."""
-    rows, keys, few = request.param
+    """Tiles that small calls have many of: rows, keys, up to how many rows share keys out, and heads of a job."""
+    rows, keys, few, heads = request.param
     for module in (tiles, numpy_tiles):
         monkeypatch.setattr(module, "ROWS", rows)
         monkeypatch.setattr(module, "KEYS", keys)
     monkeypatch.setattr(numpy_tiles, "EDGE", 2)
     monkeypatch.setattr(numpy_tiles, "FEW", few)
     monkeypatch.setattr(numpy_tiles, "SPLIT", 3)
+    monkeypatch.setattr(numpy_tiles, "HEADS", heads)
     return request.param
 
 
@@ -134,6 +135,21 @@ def test_many_rows_and_keys(dtype: str, shift: str, options: dict[str, Any]) -> 
     expected = refattn.golden(q, k, v, rows=rows, **options)
     assert np.all(np.abs(output[..., rows, :] - expected.output) <= expected.bound(dtype))
     assert np.all(np.abs(lse[..., rows] - expected.lse) <= expected.lse_bound(dtype))
+
+
+@NUMPY
+@pytest.mark.parametrize("q_len", [1, 300])
+def test_very_negative_logits_that_no_sample_sees(q_len: int) -> None:
+    """Rows keep the bound whose few visible keys stand where nobody looks for a level beforehand."""
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((2, n, 8)) for n in (q_len, 700, 700))
+    q[..., 0], k[..., 0] = 100.0, -30.0
+    options: dict[str, Any] = {"mask": np.arange(700) % 16 == 5}
+    output, lse = refattn.attention_with_lse(q, k, v, **options, path="tiled")
+    expected = refattn.golden(q, k, v, **options)
+    assert float(np.max(expected.lse)) < -800
+    assert np.all(np.abs(output - expected.output) <= expected.bound("float64"))
+    assert np.all(np.abs(lse - expected.lse) <= expected.lse_bound("float64"))
 
 
 @NUMPY

@@ -140,6 +140,20 @@ def test_blas_is_held_to_one_thread_and_let_go() -> None:
     assert blas_threads() == before
 
 
+def test_a_limit_that_fails_is_an_error_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong while BLAS is being held is raised where it was asked for, and the next call works."""
+
+    def fails() -> Any:
+        raise OSError("no such library")
+
+    monkeypatch.setattr(blas, "_controller", fails)
+    with pytest.raises(OSError, match="no such library"), blas.one_thread():
+        pass
+    monkeypatch.undo()
+    with blas.one_thread():
+        assert set(blas_threads()) == {1}
+
+
 def test_an_interrupt_leaves_blas_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A KeyboardInterrupt while BLAS is being held to one thread does not leave it there."""
     before, interrupts = blas_threads(), [KeyboardInterrupt]
