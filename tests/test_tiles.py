@@ -55,6 +55,22 @@ def test_any_tile_size_agrees_with_the_oracle(tile: Any, library: Library, data:
     check(library, data.draw(calls()))
 
 
+@NUMPY
+@pytest.mark.parametrize("kind", ["alibi", "relative", "array", "sum"])
+def test_biases_of_each_head(tile: Any, library: Library, kind: str) -> None:
+    """Each head of a group, and each entry with its start, gets its own bias, however heads are shared out."""
+    rng = np.random.default_rng(8)
+    q, k, v = (rng.standard_normal((2, heads, 6, 4)) for heads in (4, 2, 2))
+    alibi, table = refattn.biases.alibi(4), refattn.biases.relative(library.array(rng.standard_normal((4, 5))))
+    array = library.array(rng.standard_normal((2, 4, 6, 6)))
+    bias = {"alibi": alibi, "relative": table, "array": array, "sum": array + alibi + table}[kind]
+    options: dict[str, Any] = {"bias": bias, "q_start": np.asarray([0, 3])}
+    q, k, v = (library.array(x) for x in (q, k, v))
+    expected = refattn.golden(q, k, v, **options)
+    output = refattn.attention(q, k, v, **options, path="tiled")
+    assert np.all(np.abs(output - expected.output) <= 4 * expected.bound("float64"))
+
+
 @pytest.mark.library("numpy", "torch", "strict")
 def test_first_tile_masked_before_very_negative_logits(tile: Any, library: Library) -> None:
     """A wholly masked first tile leaves no maximum behind that very negative logits then vanish under."""
@@ -144,7 +160,8 @@ def test_very_negative_logits_that_no_sample_sees(q_len: int) -> None:
     rng = np.random.default_rng(4)
     q, k, v = (rng.standard_normal((2, n, 8)) for n in (q_len, 700, 700))
     q[..., 0], k[..., 0] = 100.0, -30.0
-    options: dict[str, Any] = {"mask": np.arange(700) % 16 == 5}
+    residues = np.asarray([0, 5])[:, None, None]  # of the keys that a head sees: the first head's are looked at
+    options: dict[str, Any] = {"mask": np.arange(700) % 16 == residues}
     output, lse = refattn.attention_with_lse(q, k, v, **options, path="tiled")
     expected = refattn.golden(q, k, v, **options)
     assert float(np.max(expected.lse)) < -800
