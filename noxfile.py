@@ -10,6 +10,9 @@ nox.options.default_venv_backend = "virtualenv"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 RUNNER = ("python", "-m", "pytest")
+# All tests but those of times, which want the machine for themselves.
+BOTH_CORES = ("-n", "2", "--dist", "worksteal")
+TIMES = "tests/test_speed.py"
 # For libraries that compile each new shape or schedule each call: of the certified vectors those of one chapter.
 FEW_VECTORS = "not vectors. or vectors.S"
 
@@ -39,7 +42,17 @@ def install(session: nox.Session, *groups: str, extra: str | None = None) -> Non
 
 def pytest(session: nox.Session, *arguments: str, runner: tuple[str, ...] = RUNNER) -> None:
     """Run pytest against the installed package, not against the checkout that is the working directory."""
-    session.run(*runner, *arguments, *session.posargs, env={"PYTHONSAFEPATH": "1"}, external=True)
+    env = {"PYTHONSAFEPATH": "1", **jax_cache(session)}
+    session.run(*runner, *arguments, *session.posargs, env=env, external=True)
+
+
+def jax_cache(session: nox.Session) -> dict[str, str]:
+    """Let all processes that use JAX share what one of them has compiled, which is most of their time."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def both_suites(
@@ -79,10 +92,12 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"])
 def numpy(session: nox.Session) -> None:
-    """Test on NumPy, and measure the coverage of refattn/ (2 minutes)."""
+    """Test on NumPy, and measure the coverage of refattn/ (4 minutes)."""
     install(session, "test", "coverage", "bench")
+    # With nothing beside them, and without coverage.
+    pytest(session, TIMES)
     session.run("coverage", "erase")
-    both_suites(session, "numpy", "coverage", "run", "--append", "-m", "pytest")
+    both_suites(session, "numpy", *RUNNER, *BOTH_CORES, "--cov", "--cov-append", "--cov-report=", f"--ignore={TIMES}")
     session.run("coverage", "report")
 
 
@@ -95,21 +110,21 @@ def strict(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"])
 def jax(session: nox.Session) -> None:
-    """Test on JAX, which compiles each new shape: in few dtypes and two processes (6 minutes)."""
+    """Test on JAX, which compiles each new shape: in few dtypes (6 minutes)."""
     install(session, "test", extra="jax")
-    both_suites(session, "jax", *RUNNER, "-n", "2", dtypes=("float32,bfloat16", "float32"), cases=FEW_VECTORS)
+    both_suites(session, "jax", *RUNNER, *BOTH_CORES, dtypes=("float32,bfloat16", "float32"), cases=FEW_VECTORS)
 
 
 @nox.session(requires=["wheel"])
 def dask(session: nox.Session) -> None:
     """Test on Dask (3 minutes)."""
     install(session, "test", extra="dask")
-    both_suites(session, "dask", cases=FEW_VECTORS)
+    both_suites(session, "dask", *RUNNER, *BOTH_CORES, cases=FEW_VECTORS)
 
 
 @nox.session(requires=["wheel"], default=False, reuse_venv=True)
 def torch_env(session: nox.Session) -> None:
-    """Prepare the one environment of the sessions torch and models (2 minutes)."""
+    """Prepare the one environment of the sessions torch and models (1 minute)."""
     install(session, "test", "models", extra="torch")
 
 
@@ -124,7 +139,7 @@ def torch_python(session: nox.Session) -> str:
 @nox.session(requires=["torch_env"], python=False)
 def torch(session: nox.Session) -> None:
     """Test on PyTorch (2 minutes)."""
-    both_suites(session, "torch", torch_python(session), "-m", "pytest")
+    both_suites(session, "torch", torch_python(session), "-m", "pytest", *BOTH_CORES)
 
 
 @nox.session(requires=["torch_env"], python=False)

@@ -1,10 +1,11 @@
-"""Speed, coarsely: refattn beside the plain NumPy expression, measured in the same run (NumPy alone)."""
+"""Speed, coarsely: refattn beside the plain NumPy expression, measured in the same run.
+
+For NumPy alone, in one process with nothing beside it, and without coverage.
+"""
 
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,18 +43,12 @@ def slowdown(shape: tuple[int, ...], calls: int, bursts: int) -> float:
     return min(attempt() for _ in range(ATTEMPTS))
 
 
-def measured(*arguments: int) -> float:
-    """The slowdown in a process of its own, where no coverage is measured: calls, bursts and the shape."""
-    command = [sys.executable, __file__, *map(str, arguments)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
 def test_a_small_call_costs_little_more_than_its_arithmetic() -> None:
     """4 heads of 16 x 16 take less than 6 times the plain expression.
 
     On a quiet machine it is 2.4 times, 45 of the 100 microseconds allowed; absolute times differ between machines.
     """
-    assert measured(50, 9, 4, 16, 16) < 6
+    assert slowdown((4, 16, 16), calls=50, bursts=9) < 6
 
 
 def test_a_long_sequence_costs_what_its_arithmetic_costs() -> None:
@@ -61,9 +56,4 @@ def test_a_long_sequence_costs_what_its_arithmetic_costs() -> None:
 
     On a quiet machine the limit is 1.15; the rest is for shared caches and memory, which a busy machine takes away.
     """
-    assert measured(1, 3, 2, 2048, 64) < 1.3
-
-
-if __name__ == "__main__":
-    calls, bursts, *shape = map(int, sys.argv[1:])
-    print(slowdown(tuple(shape), calls, bursts))
+    assert slowdown((2, 2048, 64), calls=1, bursts=3) < 1.3
