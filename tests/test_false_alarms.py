@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from drawn_problems import drawn_problem
 from libraries import Library
-from refattn.conformance.case import Problem, Unsupported
+from refattn.conformance.case import Problem
+from refattn.conformance.drawn import drawn_problem
 from refattn.conformance.faults import CONTROLS, Fault
 from refattn.conformance.faults.catch import records_of, target_of
-from refattn.conformance.judge import judge
 from refattn.conformance.matrix import EXEMPT, problem_cases
+from refattn.conformance.sweep import judge_all
 from refattn.conformance.targets import find_target
 
 # Random problems in each dtype; the sweep draws other ones each time.
@@ -39,20 +37,9 @@ def dtypes_of(library: Library) -> tuple[str, ...]:
     return ("float32",) if library.name in SLOW else library.dtypes
 
 
-def accused(target: Any, dtype: str, problems: Iterator[tuple[int, Problem]]) -> tuple[list[str], Counter[str]]:
-    """What the judge holds against a target, and how many verdicts of each kind there were."""
-    complaints, verdicts = [], Counter[str]()
-    for seed, problem in problems:
-        if target.unsupported(problem.needs, dtype):
-            continue
-        try:
-            judged = judge(problem, target.call(problem))
-        except Unsupported:
-            continue
-        verdicts[judged.verdict] += 1
-        if judged.verdict == "fail":
-            complaints.append(f"drawn_problem({dtype!r}, {seed}): {judged.message}")
-    return complaints, verdicts
+def problems_of(dtype: str, chosen: range) -> Iterator[tuple[int, Problem]]:
+    """Random problems, each with its seed."""
+    return ((seed, drawn_problem(dtype, seed)) for seed in chosen)
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.identifier)
@@ -62,10 +49,9 @@ def test_right_functions_on_random_problems(control: Fault, library: Library, re
         pytest.skip("each problem is one more shape to compile")
     chosen = seeds(request, library)
     for dtype in dtypes_of(library):
-        problems = ((seed, drawn_problem(dtype, seed)) for seed in chosen)
-        complaints, verdicts = accused(target_of(control, library.name), dtype, problems)
-        assert complaints == []
-        assert verdicts["pass"] >= len(chosen) / 4
+        tally = judge_all(target_of(control, library.name), dtype, problems_of(dtype, chosen))
+        assert tally.accused == []
+        assert tally.verdicts["pass"] >= len(chosen) / 4
 
 
 @pytest.mark.parametrize("path", ["", "-tiled"])
@@ -73,27 +59,26 @@ def test_refattn_on_random_problems(path: str, library: Library, request: pytest
     """refattn's dense and tiled paths fail no random problem in any dtype."""
     chosen, target = seeds(request, library), find_target(f"refattn-{library.name}{path}")
     for dtype in dtypes_of(library):
-        complaints, verdicts = accused(target, dtype, ((seed, drawn_problem(dtype, seed)) for seed in chosen))
-        assert complaints == []
-        assert verdicts["pass"] == len(chosen)
+        tally = judge_all(target, dtype, problems_of(dtype, chosen))
+        assert tally.accused == []
+        assert tally.verdicts["pass"] == len(chosen)
 
 
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("kernel", ["MATH", "FLASH_ATTENTION", ""])
 def test_torch_on_random_problems(kernel: str, library: Library, request: pytest.FixtureRequest) -> None:
-    """torch's own kernels fail no random problem that their convention can express, of scales > 0."""
+    """torch's own kernels fail no random problem that their convention can express, but for what is known."""
     attention = pytest.importorskip("torch.nn.attention")
     target = find_target("torch")
     for dtype in library.dtypes:
-        problems = ((seed, drawn_problem(dtype, seed)) for seed in seeds(request, library))
-        problems = ((seed, replace(p, scale=None if p.scale is None else abs(p.scale))) for seed, p in problems)
+        problems = problems_of(dtype, seeds(request, library))
         if kernel == "FLASH_ATTENTION":  # which takes neither masks nor groups of heads
             problems = ((seed, replace(p, shown=None, bias=None, causal=False, q_start=None)) for seed, p in problems)
             problems = ((seed, p) for seed, p in problems if "gqa" not in p.needs and p.k.shape[-1] == p.v.shape[-1])
         with attention.sdpa_kernel(getattr(attention.SDPBackend, kernel)) if kernel else nullcontext():
-            complaints, verdicts = accused(target, dtype, problems)
-        assert complaints == []
-        assert verdicts["pass"] > 0 or kernel == "FLASH_ATTENTION"
+            tally = judge_all(target, dtype, problems)
+        assert tally.accused == []
+        assert tally.verdicts["pass"] > 0 or kernel == "FLASH_ATTENTION"
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.identifier)
