@@ -207,17 +207,20 @@ def lse_bound(rows: Rows, grown: Array, lost: Array, model: Rounding) -> Array:
     return np.where(judgeable(rows, grown, model), bound, np.inf)
 
 
-def weights_bound(rows: Rows, block: Block, lost: Array, model: Rounding) -> Array:
+def weights_bound(rows: Rows, block: Block, grown: Array, lost: Array, model: Rounding) -> Array:
     """The bound of each weight of a block, (R, K), where judgeable; 0 at invisible pairs."""
     import numpy as np
 
     p = perturbation(rows, block, model)
     lost = _lost(rows, lost, model)[:, None]
+    grown = (grown + _sink(rows, model)[0])[:, None]
     stored = model.storage if model.stored else model.arithmetic
     total = _sum_wear(rows.k_len, model) + 3 * wear(model.arithmetic) + wear(stored)
     relative = math.expm1(min(LARGEST_ERROR, total)) + rows.k_len * model.least_term
     with np.errstate(over="ignore"):
-        bound = (p.grown + p.weights * lost + relative * p.raised) / (1 - lost) + model.least
+        # A weight gains most where the others lose, and loses most where they gain.
+        gained, given_up = (p.grown + p.weights * lost) / (1 - lost), (p.lost + p.weights * grown) / (1 + grown)
+        bound = np.maximum(gained, given_up) + relative * p.raised / (1 - lost) + model.least
     return np.where(block.visible, bound * model.reference, 0.0)
 
 

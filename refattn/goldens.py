@@ -180,7 +180,7 @@ class Golden:
         grown, lost = self._sums_of_weights(chosen)
         bound = np.zeros((*self._lead, self.k_len))
         for at, keys, block in self._blocks():
-            bound[(*at, keys)] = bounds.weights_bound(self._results(at), block, lost[at], chosen)
+            bound[(*at, keys)] = bounds.weights_bound(self._results(at), block, grown[at], lost[at], chosen)
         bound[~bounds.judgeable(self._results(...), grown, chosen)] = np.inf
         return self._finish(bound)
 

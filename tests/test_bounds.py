@@ -150,6 +150,17 @@ def test_numbers_that_are_lost_before_the_softmax(
     assert ratios(call, ("float16", "fused"), MODELS[name], scale=scale)["output"] > 10
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_weight_of_a_key_that_outweighs_the_others(name: str, dtype: str) -> None:
+    """What it may lose is more than what it may gain, and the bound of the weights has room for both."""
+    near = 0.125 * np.arange(-8, 8)
+    q = np.stack([11.0 + near, np.full(16, 10.875)], axis=-1)[:, None, :]
+    k = np.stack([np.zeros((16, 2)), np.stack([10.375 - near, np.full(16, -10.8125)], axis=-1)], axis=1)
+    call = tuple(rounded(x, dtype) for x in (q, k, np.ones((16, 2, 1))))
+    assert max(ratios((call[0], call[1], call[2]), (dtype, name, True), MODELS[name]).values()) <= 1
+
+
 def test_every_model_has_a_worse_one() -> None:
     """No named model goes without an implementation that exceeds it."""
     assert {case.claimed for case in WORSE} == set(MODELS)
