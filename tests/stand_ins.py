@@ -11,8 +11,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import refattn
 from refattn import masks
 
@@ -33,12 +31,12 @@ def attend(
     sinks: Any = None,
 ) -> tuple[Any, Any]:
     """refattn's output and log-sum-exp of (..., H, tokens, width)."""
-    import torch
-
     if window != (None, None):
         pairs = masks.window(*window)
         mask = pairs if mask is None else pairs & masks.dense(mask)
     if slopes is not None:
+        import torch
+
         rows = torch.arange(q.shape[-2])[:, None] + start
         distance = (rows - torch.arange(k.shape[-2])[None, :]).abs()
         bias = slopes[:, None, None] * -distance.to(torch.float32)
@@ -130,7 +128,9 @@ def flash_attn(
     return module
 
 
-def flashinfer(*, base: float = 2.0, align: str = "bottom-right", extra: int = 0, hides: bool = False) -> types.ModuleType:
+def flashinfer(
+    *, base: float = 2.0, align: str = "bottom-right", extra: int = 0, hides: bool = False
+) -> types.ModuleType:
     """A module flashinfer; the arguments plant another base, alignment, window, or polarity of masks."""
 
     def single_prefill_with_kv_cache(
@@ -178,7 +178,9 @@ def flashinfer(*, base: float = 2.0, align: str = "bottom-right", extra: int = 0
     return module
 
 
-def xformers(*, extra: int = 0, swaps_corners: bool = False, adds_to_scaled: bool = True) -> dict[str, types.ModuleType]:
+def xformers(
+    *, extra: int = 0, swaps_corners: bool = False, adds_to_scaled: bool = True
+) -> dict[str, types.ModuleType]:
     """Modules of xformers; the arguments plant a wider window, swapped corners, and a bias that is scaled too."""
     import torch
 
@@ -247,15 +249,17 @@ def xformers(*, extra: int = 0, swaps_corners: bool = False, adds_to_scaled: boo
     for kind in kinds:
         setattr(bias, kind.__name__, kind)
     fmha.attn_bias = bias  # type: ignore[attr-defined]
-    return {"xformers": types.ModuleType("xformers"), "xformers.ops": ops, ops.__name__ + ".fmha": fmha, bias.__name__: bias}
+    return {
+        "xformers": types.ModuleType("xformers"),
+        "xformers.ops": ops,
+        ops.__name__ + ".fmha": fmha,
+        bias.__name__: bias,
+    }
 
 
-def cudnn(*, align: str = "top-left", extra: int = 0, overrides: bool = False) -> Callable[..., Any]:
-    """jax.nn.dot_product_attention as its cuDNN form is documented, on JAX's own XLA form; and built wrong."""
-    import jax
+def cudnn(*, align: str = "top-left", extra: int = 0, lengths_are_indices: bool = False) -> Callable[..., Any]:
+    """jax.nn.dot_product_attention in its cuDNN form; the arguments plant an alignment, a window, lengths as indices."""
     import jax.numpy as jnp
-
-    real = jax.nn.dot_product_attention
 
     def dot_product_attention(
         query: Any,
@@ -272,21 +276,21 @@ def cudnn(*, align: str = "top-left", extra: int = 0, overrides: bool = False) -
         implementation: Any = None,
         return_residual: bool = False,
     ) -> Any:
-        assert implementation == "cudnn"
-        options: dict[str, Any] = {"scale": scale, "key_value_seq_lengths": key_value_seq_lengths, "bias": bias}
+        if implementation != "cudnn" or value.shape != key.shape:
+            raise ValueError("key and value of one shape, on cudnn")
+        q, k, v = (jnp.swapaxes(x, -2, -3) for x in (query, key, value))
+        window: tuple[int | None, int | None] = (None, None)
         if local_window_size is not None:
             if local_window_size[1] != 0:
                 raise ValueError("a right window is not supported")
-            options["local_window_size"] = (local_window_size[0] + extra, 0)
-        if is_causal and align == "bottom-right":
-            rows = np.arange(query.shape[-3])[:, None] + key.shape[-3] - query.shape[-3]
-            seen = jnp.asarray(np.arange(key.shape[-3])[None, :] <= rows)[None, None]
-            mask, is_causal = (seen if mask is None else mask & seen), False
-        if overrides and mask is not None:
-            is_causal = False
-        output = real(query, key, value, mask=mask, is_causal=is_causal, **options)
-        if not return_residual:
-            return output
-        return real(query, key, value, mask=mask, is_causal=is_causal, return_residual=True, **options)
+            window = (local_window_size[0] + extra, 0)
+        if key_value_seq_lengths is not None:
+            counts = key_value_seq_lengths[:, None, None, None] + lengths_are_indices
+            shown = jnp.arange(k.shape[-2]) < counts
+            mask = shown if mask is None else shown & mask
+        start = k.shape[-2] - q.shape[-2] if align == "bottom-right" else 0
+        output, lse = attend(q, k, v, start=start, causal=is_causal, window=window, mask=mask, bias=bias, scale=scale)
+        output, lse = jnp.swapaxes(output, -2, -3), jnp.swapaxes(lse, -1, -2)
+        return (output, lse) if return_residual else output
 
     return dot_product_attention

@@ -27,7 +27,9 @@ from refattn.conformance.targets.function import load_function
 def by_convention(name: str, convention: str, library: str | None = None) -> ConventionTarget:
     """The target for a user's function that speaks a convention, which is named or in a file. Raises TargetError."""
     if ":" not in name:
-        raise TargetError(f"a convention is for a function of your own, module:function or file.py:function, not {name}")
+        raise TargetError(
+            f"a convention is for a function of your own, module:function or file.py:function, not {name}"
+        )
     try:
         found = find_convention(convention)
     except ConventionError as fault:
@@ -251,9 +253,7 @@ def _restored(x: Array, layout: str, shape: tuple[int, ...], what: str, label: s
     return xp.permute_dims(x, tuple(layout.index(letter) for letter in "BHSD"[: len(shape)]))
 
 
-def _narrowed(
-    convention: Convention, function: Callable[..., Any], name: str
-) -> tuple[Convention, tuple[str, ...]]:
+def _narrowed(convention: Convention, function: Callable[..., Any], name: str) -> tuple[Convention, tuple[str, ...]]:
     """The convention without what the function's signature lacks, and a note that names that."""
     called = getattr(function, "forward", None)
     called = called if callable(called) and not inspect.isroutine(function) else function
@@ -268,13 +268,19 @@ def _narrowed(
     required = {getattr(convention.names, one): one for one in ("q", "k", "v") if one not in convention.positional}
     required |= {one: "fixed" for one in convention.fixed if one not in convention.positional}
     required |= {convention.names.output: "output"} if convention.names.output else {}
-    required |= {one: "packed" for one in (packed.cu_q, packed.cu_k, packed.max_q, packed.max_k) if one} if packed else {}
+    required |= (
+        {one: "packed" for one in (packed.cu_q, packed.cu_k, packed.max_q, packed.max_k) if one} if packed else {}
+    )
     for parameter, key in required.items():
         if parameter not in known:
-            raise TargetError(f"{name} has no parameter {parameter!r}, which the convention {convention.name} needs ({key})")
+            raise TargetError(
+                f"{name} has no parameter {parameter!r}, which the convention {convention.name} needs ({key})"
+            )
     lacks, tables, names = [], {}, {}
     for option in ("causal", "mask", "bias", "window", "lengths", "alibi", "scale", "softcap", "sinks", "q_start"):
-        absent = [one for one in convention.parameters(option) if one not in known and option not in convention.positional]
+        absent = [
+            one for one in convention.parameters(option) if one not in known and option not in convention.positional
+        ]
         if absent:
             lacks += absent
             (names if hasattr(convention.names, option) else tables)[option] = None
