@@ -258,7 +258,7 @@ def xformers(
 
 
 def cudnn(*, align: str = "top-left", extra: int = 0, lengths_are_indices: bool = False) -> Callable[..., Any]:
-    """jax.nn.dot_product_attention in its cuDNN form; the arguments plant an alignment, a window, lengths as indices."""
+    """jax.nn.dot_product_attention in its cuDNN form; the arguments plant an alignment, a window, a length."""
     import jax.numpy as jnp
 
     def dot_product_attention(

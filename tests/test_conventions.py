@@ -1,4 +1,4 @@
-"""Calling conventions: the files that ship, files of a user's own, and what is refused; see also `test_nvidia_targets`."""
+"""Calling conventions: the files that ship, files of a user's own, and what is refused of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import refattn
 from refattn import cli, masks
 from refattn.conformance.cases import all_cases
 from refattn.conformance.conventions import ConventionError, convention_names, find_convention, read_convention
-from refattn.conformance.conventions.convention import ARGUMENTS
+from refattn.conformance.conventions.convention import ARGUMENTS, Window
 from refattn.conformance.conventions.express import Lacking, Parts, express
 from refattn.conformance.plain import positions
 from refattn.conformance.runner import BROKEN, Report, chosen_pairs, run_suite
@@ -59,6 +59,9 @@ axes = "BSH"
 position = 0
 base = "2"
 """
+
+LAYOUTS = "'BHSD', 'BSHD', 'SBHD', 'HSD', 'SHD' or 'THD'"
+MEANS = "'visible', 'hidden' or 'added'"
 
 
 def own(
@@ -118,7 +121,7 @@ def own_file(tmp_path: Path) -> Path:
 
 
 def test_a_convention_of_ones_own(own_file: Path) -> None:
-    """Layouts, a buffer, positional options, hidden pairs, lengths, starts and base 2: what can be said is said right."""
+    """Layouts, a buffer, positional options, hidden pairs, lengths, starts and base 2: all is said right."""
     target = ConventionTarget("own", read_convention(own_file), function=own)
     report = judged(target, "scores.", "masks.", "masks_by_index.", "softmax.", "heads.", "arrays.")
     assert report.conforms, report.broken[0]
@@ -203,13 +206,7 @@ def test_jax() -> None:
     """The library's own function is called right by the file jax: windows, lengths, mask beside causal."""
     import jax
 
-    names = (
-        "masks.window_both_ways",
-        "masks.window_with_causal",
-        "masks_by_index.lengths",
-        "masks_by_index.padding_with",
-    )
-    names += ("softmax.causal_log_sum_exp", "biases.alibi_over")
+    names = ("masks.window_both_ways", "masks_by_index.lengths", "softmax.causal_log_sum_exp", "biases.alibi_over")
     target = ConventionTarget("jax", find_convention("jax"), function=jax.nn.dot_product_attention)
     report = judged(target, *names, dtypes=("float32",))
     assert report.conforms and report.counts["pass"] >= len(names), (report.counts, report.broken[:1])
@@ -240,9 +237,10 @@ def test_parameters_repeat_the_mask() -> None:
             if problem.counts is not None:
                 seen = seen & (np.arange(k_len) < np.asarray(problem.counts)[..., None, None, None])
             assert problem.shown is not None
-            assert np.array_equal(*np.broadcast_arrays(seen, problem.shown)), case.name
+            assert np.all(seen == problem.shown), case.name
         if problem.slopes is not None:
-            assert np.array_equal(problem.bias, -problem.slopes[:, None, None] * np.abs(query - key)), case.name
+            assert problem.bias is not None
+            assert np.all(problem.bias == -problem.slopes[:, None, None] * np.abs(query - key)), case.name
     assert told >= 20
 
 
@@ -255,8 +253,16 @@ def test_what_ships_is_sound(name: str) -> None:
     assert len(apart) == len(set(apart))
 
 
+def test_the_example_of_the_readme(tmp_path: Path) -> None:
+    """The file that the README shows is one."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text(readme.partition("```toml\n")[2].partition("```")[0])
+    assert read_convention(path).window == Window(pair="window_size", unbounded=-1)
+
+
 def test_what_has_no_words_is_lacking() -> None:
-    """A mask that differs by head has no words where the mask has no heads, and a window none where it must be closed."""
+    """Where a convention has no words for a mask or an open window, it lacks them or says them by a mask."""
     problems = {case.name: case.problem("float16", 20) for case in all_cases() if case.build and "masks" in case.name}
     with pytest.raises(Lacking, match="cannot express mask"):
         express(find_convention("flash-attn"), Parts.of(problems["masks_by_index.padding_with_holes"]))
@@ -271,22 +277,22 @@ def test_what_has_no_words_is_lacking() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('layout = "SBHD"', 'layout = "SHBD"', "layout: expected 'BHSD', 'BSHD', 'SBHD', 'HSD', 'SHD' or 'THD', got a string, 'SHBD'"),
-        ('layout = "SBHD"\n', "", "layout: expected 'BHSD', 'BSHD', 'SBHD', 'HSD', 'SHD' or 'THD', got nothing"),
+        ('layout = "SBHD"', 'layout = "SHBD"', f"layout: expected {LAYOUTS}, got a string, 'SHBD'"),
+        ('layout = "SBHD"\n', "", f"layout: expected {LAYOUTS}, got nothing"),
         ("grouped = true", "grouped = 1", "grouped: expected true or false, got an integer, 1"),
         ("grouped = true", "grupped = true", "(did you mean grouped?)"),
         ('cap = "cap"', "cap = 3", "names.softcap: expected a string, got an integer, 3"),
         ('sinks = "sink', 'sink = "sink', "names.sink: expected one of q, k, v, scale"),
-        ('means = "hidden"', 'means = "masked"', "mask.means: expected 'visible', 'hidden' or 'added', got a string, 'masked'"),
-        ('means = "hidden"\n', "", "mask.means: expected 'visible', 'hidden' or 'added', got nothing"),
+        ('means = "hidden"', 'means = "masked"', f"mask.means: expected {MEANS}, got a string, 'masked'"),
+        ('means = "hidden"\n', "", f"mask.means: expected {MEANS}, got nothing"),
         ('base = "2"', "base = 2", "lse.base: expected 'e' or '2', got an integer, 2"),
         ('base = "2"', "base = 2 2", "expected TOML, got an error:"),
-        ('aligns = "q_start"\n', "", "aligns: expected top-left, bottom-right or q_start, because there is a table causal, got nothing"),
-        ('q_start = "offset"\n', "", "names.q_start: expected the name of a parameter, because aligns is q_start, got nothing"),
+        ('aligns = "q_start"\n', "", "because there is a table causal, got nothing"),
+        ('q_start = "offset"\n', "", "names.q_start: expected the name of a parameter, because"),
         ('size = "sliding"', 'size = "sliding"\nleft = "l"', "window: expected exactly one of pair, left"),
         ('[lengths]\nname = "seq_lens"', 'lengths = "x"', "lengths: expected a table, got a string, 'x'"),
         ("softcap = 0.0, ", "", "off.softcap: expected what to pass where a case does not use it"),
-        ('"softcap"]', '"bias"]', "positional: expected names of ours that the convention has, or keys of fixed, not 'bias', got ["),
+        ('"softcap"]', '"bias"]', "or keys of fixed, not 'bias', got ["),
         ('axes = "BSH"', 'axes = "HT"', "lse.axes: expected axes that go with the layout SBHD, got a string, 'HT'"),
         ("off = {", "off = { bias = 1, ", "off: expected options that the convention has, not 'bias', got {"),
         ('layout = "SBHD"', 'layout = "THD"', "packed: expected a table if the layout is THD"),
@@ -332,7 +338,7 @@ def test_signatures_are_held_against_the_file(own_file: Path) -> None:
         return own(plan, q, k, v, cap, version=version, out=out, offset=offset, sliding=None)
 
     target = ConventionTarget("few", read_convention(own_file), function=few)
-    assert target.features == {"softcap", "q_start", "k_start", "gqa", "lse"}
+    assert target.features == frozenset({"softcap", "q_start", "k_start", "gqa", "lse"})
     assert "mode, key_padding, sliding, seq_lens, temperature, sink_logits" in target.notes[0]
     assert judged(target, "scores.softcap", "scores.worked").conforms
 

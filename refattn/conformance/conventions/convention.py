@@ -19,8 +19,8 @@ PairAxes = Literal["BHQK", "BQK", "HQK", "QK", "BK"]
 LseAxes = Literal["BHS", "BSH", "SBH", "HS", "SH", "HT", "TH"]
 Alignment = Literal["top-left", "bottom-right", "q_start"]
 # What `positional`, `off` and `ask` may speak of: q, k, v and the options by refattn's names, and what is asked for.
-ARGUMENTS = ("q", "k", "v", "causal", "mask", "bias", "window", "lengths", "alibi", "scale", "softcap", "sinks")
-ARGUMENTS += ("q_start", "k_start", "output")
+OPTIONS = ("causal", "mask", "bias", "window", "lengths", "alibi", "scale", "softcap", "sinks", "q_start", "k_start")
+ARGUMENTS = ("q", "k", "v", *OPTIONS, "output")
 ASKED = ("grouped", "lse", "causal", "window")
 
 
@@ -202,11 +202,11 @@ class Convention:
         for key in self.positional:
             if key not in self.fixed and not self.parameters(key):
                 found.append(("positional", f"names of ours that the convention has, or keys of fixed, not {key!r}"))
-            elif key in ARGUMENTS[3:] and key not in self.off:
+            elif key in (*OPTIONS, "output") and key not in self.off:
                 found.append((f"off.{key}", "what to pass where a case does not use it, because it is positional"))
         found += [("off", f"options that the convention has, not {key!r}") for key in self.off if not self._option(key)]
         found += [("ask", f"{', '.join(ASKED)}, not {key!r}") for key in self.ask if key not in ASKED]
         return found
 
     def _option(self, key: str) -> bool:
-        return key in ARGUMENTS[3:-1] and bool(self.parameters(key))
+        return key in OPTIONS and bool(self.parameters(key))

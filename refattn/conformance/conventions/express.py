@@ -71,7 +71,7 @@ class Parts:
 
     def entry(self, b: int) -> Parts:
         """One batch entry alone."""
-        chosen = {
+        chosen: dict[str, Any] = {
             name: None if (x := getattr(self, name)) is None else x[b : b + 1]
             for name in ("offset", "shown", "visible", "bias", "counts")
         }
@@ -117,8 +117,8 @@ def express(convention: Convention, parts: Parts) -> dict[str, Any]:
             options[getattr(convention.names, name)] = value
     if problem.sinks is not None and convention.names.sinks:
         options[convention.names.sinks] = np.broadcast_to(problem.sinks, (problem.heads,))
-    for what in ("grouped", "lse"):
-        if what == "lse" and "lse" in problem.asks or what == "grouped" and "gqa" in problem.needs:
+    for what, need in (("grouped", "gqa"), ("lse", "lse")):
+        if need in problem.needs:
             options |= convention.ask.get(what, {})
     for argument, value in convention.off.items():
         if argument == "scale" and value == DEFAULT:
@@ -137,9 +137,9 @@ def _visibility(convention: Convention, parts: Parts, bias: Array | None) -> dic
     if mask is None:
         raise Lacking(convention.name, *_what_lacks(convention, parts))
     said, pairs = {}, parts.visible
-    if parts.problem.causal and convention.causal and convention.causal.with_mask and parts.shown is not None:
-        if (causal := _causal(convention, parts, parts.k_len)) is not None:
-            said, pairs = causal, parts.shown
+    if parts.problem.causal and parts.shown is not None and convention.causal and convention.causal.with_mask:
+        causal = _causal(convention, parts, parts.k_len)
+        said, pairs = ({}, parts.visible) if causal is None else (causal, parts.shown)
     if shared and summands is not None and bias is not None:
         return said | _biased(convention, summands, np.where(pairs, bias, -np.inf))
     if bias is not None and summands is not None:

@@ -1,4 +1,4 @@
-"""Reading conventions from TOML. What is wrong with a file is said in one sentence: file, key, expectation, what came."""
+"""Reading conventions from TOML. What is wrong is said in one sentence: file, key, what was expected, what came."""
 
 from __future__ import annotations
 

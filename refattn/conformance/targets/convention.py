@@ -17,8 +17,8 @@ import numpy as np
 from refattn.arrays import Array, library_of
 from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.conventions.convention import Convention
-from refattn.conformance.conventions.read import ConventionError, find_convention
 from refattn.conformance.conventions.express import Lacking, Parts, express, features_of
+from refattn.conformance.conventions.read import ConventionError, find_convention
 from refattn.conformance.judge import Result
 from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, library_backend
 from refattn.conformance.targets.function import load_function
@@ -276,7 +276,9 @@ def _narrowed(convention: Convention, function: Callable[..., Any], name: str) -
             raise TargetError(
                 f"{name} has no parameter {parameter!r}, which the convention {convention.name} needs ({key})"
             )
-    lacks, tables, names = [], {}, {}
+    lacks: list[str] = []
+    tables: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     for option in ("causal", "mask", "bias", "window", "lengths", "alibi", "scale", "softcap", "sinks", "q_start"):
         absent = [
             one for one in convention.parameters(option) if one not in known and option not in convention.positional

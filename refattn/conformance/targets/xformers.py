@@ -46,7 +46,7 @@ class XformersTarget(ConventionTarget):
     def arguments(self, parts: Parts, q: Array, k: Array, v: Array) -> dict[str, Any]:
         """A tensor as bias has the groups on an axis of their own, too."""
         options, groups = super().arguments(parts, q, k, v), int(k.shape[1])
-        bias = options.get(BIAS)
+        bias: Any = options.get(BIAS)
         if "gqa" in parts.problem.needs and hasattr(bias, "shape") and len(bias.shape) == 4:
             xp, (entries, heads, *pairs) = library_of(bias, BIAS).xp, bias.shape
             options[BIAS] = xp.reshape(bias, (entries, groups, heads // groups, *pairs))
