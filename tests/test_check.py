@@ -84,7 +84,7 @@ def test_what_a_target_prints_is_a_note(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("magic", "no target 'magic'; there are torch, refattn-"),
+        ("magic", "no target 'magic'; there are torch, "),
         ("no_such_module:f", "importing no_such_module failed"),
         ("planted_faults:missing", "has no 'missing'"),
         ("planted_faults:ALL", "is a tuple, not a function"),

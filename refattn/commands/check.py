@@ -39,6 +39,7 @@ Each case passes only the options that it uses, and one that needs a parameter t
 unsupported. mask is boolean, True = visible, and broadcasts to (..., heads, queries, keys). The others are bias,
 softcap, sinks, q_start and k_start; a second result is read as the log-sum-exp. Of modules, forward is read.
 
+  refattn check my_kernel.py:forward --convention flash-attn   (batch, tokens, heads, width), its names, its windows
   refattn check torch --clauses M,P1       the chapter of masks, and clause P1
   refattn check torch --case masks.causal  one case, in full: the call, the error's place, the traceback
   refattn check torch --case masks.causal --save-inputs case.npz
@@ -67,7 +68,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", metavar="N", type=int, default=DEFAULT_SEED, help="data of the cases (%(default)s)")
     parser.add_argument(
-        "--library", metavar="NAME", default="numpy", help="arrays that your own function is called with (%(default)s)"
+        "--library",
+        metavar="NAME",
+        help="arrays that your own function is called with: numpy, or what the convention says",
+    )
+    parser.add_argument(
+        "--convention",
+        metavar="NAME",
+        help="the calling convention that your own function speaks, if not refattn's: cudnn, flash-attn, "
+        "flash-attn-varlen, flashinfer, jax, torch, triton, xformers, or a file of yours, FILE.toml",
     )
     parser.add_argument(
         "--inputs",
@@ -94,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _check_usage(args, name)
         with capture(notes):
-            target = find_target(name, args.library)
+            target = find_target(name, args.library, args.convention)
         pairs = _pairs(args)
         if args.save_inputs:
             found = [(case, dtype) for case, dtype in pairs if case.build is not None]
@@ -191,7 +200,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
 def _command(args: argparse.Namespace, name: str) -> str:
     """How the same target is called again."""
     words = ["refattn", "check", name]
-    for option, default in (("library", "numpy"), ("inputs", None), ("seed", DEFAULT_SEED)):
+    for option, default in (("library", None), ("convention", None), ("inputs", None), ("seed", DEFAULT_SEED)):
         if (value := getattr(args, option)) != default:
             words += [f"--{option}", str(value)]
     return shlex.join(words)

@@ -51,6 +51,11 @@ class Problem:
     sinks: Array | None = None
     q_start: Any = None
     k_start: Any = 0
+    # The same once more for conventions that have parameters of their own: `shown` is wholly this window (left, right)
+    # and these counts per batch entry, where they are given, and `bias` is ALiBi with these slopes (H,).
+    window: tuple[int | None, int | None] | None = None
+    counts: Array | None = None
+    slopes: Array | None = None
     # How q, k and v lie in memory, see LAYOUTS.
     layout: str = "contiguous"
     # Many equal terms, whose rounding errors do not average out.

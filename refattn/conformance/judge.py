@@ -35,6 +35,8 @@ class Result:
     library: bool = True
     # What came instead of an array of q's library, in words.
     foreign: str = ""
+    # A clause and words, where a shape is none that the calling convention has.
+    misshapen: tuple[str, str] | None = None
     lse: Array | None = None
     lse_dtype: str = ""
     weights: Array | None = None
@@ -171,6 +173,8 @@ def form_fault(golden: Golden, result: Result, dtype: str) -> tuple[str, str] | 
     """What is wrong with library, shape or dtype, before any number is looked at: a label and words."""
     if not result.library:
         return "A7", f"{result.foreign or 'the output is not an array of the library of q'} [A7]"
+    if result.misshapen:
+        return result.misshapen
     shape, got = golden.output.shape, np.shape(result.output)
     if got != shape:
         return "A1", f"the output has shape {got}, expected {shape}"

@@ -25,36 +25,35 @@ SLOPES = {
 }
 
 
-def _alibi(heads: int, q_len: int, k_len: int, q_start: Any = 0, k_start: Any = 0) -> Array:
-    query, key = positions(q_len, k_len, q_start, k_start)
-    return np.asarray(SLOPES[heads])[:, None, None] * -np.abs(query - key)
+def _alibi(heads: int, q_len: int, k_len: int, q_start: Any = 0) -> dict[str, Any]:
+    query, key = positions(q_len, k_len, q_start)
+    slopes = np.asarray(SLOPES[heads])
+    bias = slopes[:, None, None] * -np.abs(query - key)
+    return {"bias": bias, "bias_of": lambda _: biases.alibi(heads), "slopes": slopes}
 
 
 @CASES.problem("B1", "B2")
 def alibi(draw: Draw) -> Problem:
     """slope_h times minus the distance is added, on both sides of the query."""
-    return Problem(**draw.qkv(6, 6, heads=4), bias=_alibi(4, 6, 6), bias_of=lambda _: biases.alibi(4))
+    return Problem(**draw.qkv(6, 6, heads=4), **_alibi(4, 6, 6))
 
 
 @CASES.problem("B1", "M3")
 def alibi_over_a_cache(draw: Draw) -> Problem:
     """Distances are of positions: four queries at the end of six keys, causal."""
-    options: dict[str, Any] = {"bias": _alibi(4, 4, 6, 2), "bias_of": lambda _: biases.alibi(4)}
-    return Problem(**draw.qkv(4, 6, heads=4), causal=True, q_start=2, **options)
+    return Problem(**draw.qkv(4, 6, heads=4), causal=True, q_start=2, **_alibi(4, 4, 6, 2))
 
 
 @CASES.problem("B1", "P4")
 def alibi_has_no_offset(draw: Draw) -> Problem:
     """The distance of a query to its own key is 0: an offset cancels in the output and shows in the log-sum-exp."""
-    options: dict[str, Any] = {"bias": _alibi(4, 6, 6), "bias_of": lambda _: biases.alibi(4)}
-    return Problem(**draw.qkv(6, 6, heads=4), causal=True, asks=("lse",), **options)
+    return Problem(**draw.qkv(6, 6, heads=4), causal=True, asks=("lse",), **_alibi(4, 6, 6))
 
 
 @CASES.problem("B2")
 def alibi_for_six_heads(draw: Draw) -> Problem:
     """6 heads have the slopes of 4, then every second slope of 8."""
-    options: dict[str, Any] = {"bias": _alibi(6, 4, 6, 1), "bias_of": lambda _: biases.alibi(6)}
-    return Problem(**draw.qkv(4, 6, heads=6), q_start=1, **options)
+    return Problem(**draw.qkv(4, 6, heads=6), q_start=1, **_alibi(6, 4, 6, 1))
 
 
 @CASES.problem("B3")

@@ -164,6 +164,7 @@ def aligned_per_length(draw: Draw) -> Problem:
         causal=True,
         mask=lambda array: masks.lengths(array(counts)),
         shown=indices(2, 5)[1] < counts[:, None, None, None],
+        counts=counts,
         q_start=counts - 2,
         known=known_output(draw, rows, (2, 1, 2, 4)),
     )
@@ -200,7 +201,8 @@ def _window(left: int | None, right: int | None, name: str, says: str, step: flo
         shown = (keys >= rows - 99 if left is None else keys >= rows - left) & (
             keys <= rows + 99 if right is None else keys <= rows + right
         )
-        return Problem(**draw.ramp(6, 6, step=step), mask=lambda _: masks.window(left, right), shown=shown)
+        data, sides = draw.ramp(6, 6, step=step), (left, right)
+        return Problem(**data, mask=lambda _: masks.window(left, right), shown=shown, window=sides)
 
     build.__name__, build.__doc__ = name, says
     CASES.problem("M6")(build)
@@ -236,6 +238,7 @@ def window_with_causal(draw: Draw) -> Problem:
         causal=True,
         mask=lambda _: masks.window(1, None),
         shown=keys >= rows - 1,
+        window=(1, None),
         known=known_output(draw, output, (1, 1, 5, 4)),
     )
 
@@ -255,6 +258,7 @@ def window_over_a_cache(draw: Draw) -> Problem:
         causal=True,
         mask=lambda _: masks.window(2, None),
         shown=key >= query - 2,
+        window=(2, None),
         q_start=5,
         known=known_output(draw, output, (1, 1, 3, 4)),
     )
@@ -266,7 +270,7 @@ def window_per_batch_entry(draw: Draw) -> Problem:
     starts = np.asarray([0, 2])
     query, key = positions(4, 6, starts)
     shown = (key >= query - 1) & (key <= query + 1)
-    return Problem(**draw.ramp(4, 6), mask=lambda _: masks.window(1, 1), shown=shown, q_start=starts)
+    return Problem(**draw.ramp(4, 6), mask=lambda _: masks.window(1, 1), shown=shown, window=(1, 1), q_start=starts)
 
 
 @CASES.check("M6", area="errors")

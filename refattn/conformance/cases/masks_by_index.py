@@ -61,7 +61,7 @@ def length_of_zero(draw: Draw) -> Problem:
 def one_length_for_all(draw: Draw) -> Problem:
     """A single count holds for every batch entry."""
     shown = np.broadcast_to(indices(6, 6)[1] < 4, (6, 6))
-    return Problem(**draw.ramp(6, 6), mask=lambda _: masks.lengths(4), shown=shown)
+    return Problem(**draw.ramp(6, 6), mask=lambda _: masks.lengths(4), shown=shown, counts=np.asarray(4))
 
 
 @CASES.problem("M11")
@@ -250,7 +250,8 @@ def _lengths(draw: Draw, counts: Array, step: float) -> Problem:
     def mask(array: Convert) -> Any:
         return masks.lengths(array(counts))
 
-    return Problem(**draw.ramp(4, 6, step=step), mask=mask, shown=indices(4, 6)[1] < counts[:, None, None, None])
+    shown = indices(4, 6)[1] < counts[:, None, None, None]
+    return Problem(**draw.ramp(4, 6, step=step), mask=mask, shown=shown, counts=counts)
 
 
 def _padded(draw: Draw, keep: Array, causal: bool) -> Problem:

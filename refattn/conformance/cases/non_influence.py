@@ -44,6 +44,8 @@ def mask_of_kind(name: str) -> tuple[Array, Callable[[Convert], Any]]:
     return rules[name]
 
 
+# What of them conventions may have parameters for.
+PARAMETERS: dict[str, dict[str, Any]] = {"window": {"window": (1, 1)}, "lengths": {"counts": COUNTS}}
 MASK_KINDS = ("causal", "window", "chunks", "prefix", "documents", "lengths", "padding", "dense", "blocks")
 
 
@@ -62,7 +64,7 @@ def _hidden_poison(kind: str) -> None:
     def build(draw: Draw) -> Problem:
         shown, mask = mask_of_kind(kind)
         start = 0 if kind in ("causal", "window", "chunks") else None
-        return Problem(**_poisoned(draw, shown), shown=shown, mask=mask, q_start=start)
+        return Problem(**_poisoned(draw, shown), shown=shown, mask=mask, q_start=start, **PARAMETERS.get(kind, {}))
 
     build.__name__ = f"behind_{kind}"
     build.__doc__ = (
@@ -117,7 +119,7 @@ def unused_slots_of_a_cache(draw: Draw) -> Problem:
     for name in ("k", "v"):
         data[name] = np.where(unused[:, None, :, None], np.nan, data[name])
     shown = indices(1, 6)[1] < counts[:, None, None, None]
-    return Problem(**data, shown=shown, mask=lambda array: masks.lengths(array(counts)))
+    return Problem(**data, shown=shown, mask=lambda array: masks.lengths(array(counts)), counts=counts)
 
 
 @CASES.problem("M19")

@@ -1,0 +1,301 @@
+"""A function that speaks another calling convention than refattn's: tensors in its layout, options under its names.
+
+q, k and v lie in memory as the convention wants them, unless the problem is about memory. Where a call takes no batch,
+there is one call for each entry.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from refattn.arrays import Array, library_of
+from refattn.conformance.case import Problem, Unsupported
+from refattn.conformance.conventions.convention import Convention
+from refattn.conformance.conventions.express import Lacking, Parts, express, features_of
+from refattn.conformance.conventions.read import ConventionError, find_convention
+from refattn.conformance.judge import Result
+from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, library_backend
+from refattn.conformance.targets.function import load_function
+
+
+def by_convention(name: str, convention: str, library: str | None = None) -> ConventionTarget:
+    """The target for a user's function that speaks a convention, which is named or in a file. Raises TargetError."""
+    if ":" not in name:
+        raise TargetError(
+            f"a convention is for a function of your own, module:function or file.py:function, not {name}"
+        )
+    try:
+        found = find_convention(convention)
+    except ConventionError as fault:
+        raise TargetError(str(fault)) from fault
+    return ConventionTarget(name, found, library)
+
+
+class _Misshapen(Exception):
+    """A result whose shape the convention does not have: the clause, and words."""
+
+
+class ConventionTarget(ArrayTarget):
+    """The function that "module:object" or "path.py:object" names, or is given, called by a convention.
+
+    library and device are the convention's own and the backend's first, unless others are given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        convention: Convention,
+        library: str | None = None,
+        function: Callable[..., Any] | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(library_backend(library or convention.library))
+        self.name, self.device = name, device
+        self._function = load_function(name) if function is None else function
+        self.convention, self.notes = _narrowed(convention, self._function, name)
+        self.dtypes = tuple(dtype for dtype in self.dtypes if dtype in convention.dtypes)
+        self.features = features_of(self.convention)
+
+    def array(self, host: Array, dtype: str | None = None) -> Array:
+        """A host array in the target's library, on its device."""
+        return self.backend.array(np.asarray(host), dtype, self.device)
+
+    def call(self, problem: Problem) -> Result:
+        """See `ArrayTarget.call`; a log-sum-exp in base 2 becomes a natural one."""
+        try:
+            result = super().call(problem)
+        except _Misshapen as fault:
+            label, words = fault.args
+            return Result(output=np.zeros(0), dtype="", misshapen=(label, words))
+        lse = self.convention.lse
+        if result.lse is not None and lse is not None and lse.base == "2":
+            return replace(result, lse=result.lse * math.log(2))
+        return result
+
+    def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
+        """One call, or one for each entry of the batch where the convention has no batch axis."""
+        convention = self.convention
+        if convention.dense_width and problem.layout in ("transposed", "sliced"):
+            raise Unsupported(f"{self.name} needs the elements of a head's vector side by side in memory")
+        if convention.equal_widths and problem.q.shape[-1] != problem.v.shape[-1]:
+            raise Unsupported(f"{self.name} cannot express d_v = {problem.v.shape[-1]} with d_k = {q.shape[-1]}")
+        parts = Parts.of(problem)
+        q, k, v = (self._with_one_batch_axis(x, parts) for x in (q, k, v))
+        (q, k, v), scale = self._widened(problem, q, k, v)
+        if convention.batched:
+            return self._whole(problem, parts, [self._one_call(parts, scale, q, k, v)])
+        if not parts.entries:
+            raise Unsupported(f"{self.name} takes no batch, and this one is empty")
+        ones = [
+            self._one_call(parts.entry(b), scale, *(x[b : b + 1, ...] for x in (q, k, v))) for b in range(parts.entries)
+        ]
+        return self._whole(problem, parts, ones)
+
+    def arguments(self, parts: Parts, q: Array, k: Array, v: Array) -> dict[str, Any]:
+        """Parameter -> value of one call, but for q, k, v and the output; q, k and v are (B, H, tokens, width)."""
+        return {name: self._argument(value, parts.problem.dtype) for name, value in self.expressed(parts).items()}
+
+    def expressed(self, parts: Parts) -> dict[str, Any]:
+        """The same on the host. Raises Lacking."""
+        return express(self.convention, parts)
+
+    def tensors(self, parts: Parts, q: Array, k: Array, v: Array) -> dict[str, Any]:
+        """q, k and v by the names of the parameters, in the convention's layout."""
+        names, packed = self.convention.names, self.convention.packed
+        if packed is None:
+            return {
+                getattr(names, name): _laid(x, self.convention.layout) for name, x in (("q", q), ("k", k), ("v", v))
+            }
+        counts = [parts.k_len] * parts.entries if parts.counts is None else [int(n) for n in parts.counts]
+        lengths = [parts.q_len] * parts.entries
+        found = {names.q: _packed(q, lengths), names.k: _packed(k, counts), names.v: _packed(v, counts)}
+        for cumulative, most, of in ((packed.cu_q, packed.max_q, lengths), (packed.cu_k, packed.max_k, counts)):
+            found[cumulative] = self.array(np.cumsum([0, *of], dtype=np.int32))
+            if most:
+                found[most] = max(of, default=0)
+        return found
+
+    def result(self, returned: Any, position: int) -> Any:
+        """What a function returned at a position; None if there is nothing."""
+        if not isinstance(returned, (tuple, list)):
+            return returned if position == 0 else None
+        return returned[position] if position < len(returned) else None
+
+    def _one_call(self, parts: Parts, scale: float | None, q: Array, k: Array, v: Array) -> tuple[Any, Any]:
+        """Output (B, H, Lq, d_v) and log-sum-exp (B, H, Lq) or None, or what came instead of arrays."""
+        convention, names = self.convention, self.convention.names
+        given = self.tensors(parts, q, k, v) | self.arguments(parts, q, k, v)
+        if scale is not None and names.scale:
+            given[names.scale] = scale
+        layout = convention.output_layout or convention.layout
+        shape = (parts.entries, parts.problem.heads, parts.q_len, int(v.shape[-1]))
+        if names.output:
+            # A value that no attention gives, so that what is not written shows.
+            empty = np.full(_expected(layout, shape), np.nan)
+            given[names.output] = self.array(empty, parts.problem.dtype)
+        ordered: list[Any] = []
+        for argument in convention.positional:
+            own = (argument,) if argument in convention.fixed else convention.parameters(argument)
+            ordered += [given.pop(name) for name in own]
+        buffer = given.get(names.output) if names.output else None
+        try:
+            returned = self._function(*ordered, **given)
+        except NotImplementedError as refusal:
+            raise Unsupported(f"{self.name} does not do this: {refusal}") from refusal
+        output = buffer if names.output else self.result(returned, 0)
+        if self._foreign("output", output, q):
+            return output, None
+        output = _restored(output, layout, shape, "output", "A1")
+        lse = self.result(returned, convention.lse.position) if convention.lse else None
+        if lse is not None and convention.lse is not None and not self._foreign("lse", lse, q):
+            lse = _restored(lse, convention.lse.axes, shape[:3], "log-sum-exp", "P4")
+        if lse is None and "lse" in parts.problem.asks:
+            raise Lacking(convention.name, "lse", f": {self.name} returned none")
+        return output, lse
+
+    def _whole(self, problem: Problem, parts: Parts, ones: list[tuple[Any, Any]]) -> Answer:
+        """The answers of all calls as one, in the shape of the problem."""
+        rank2, whole = problem.q.ndim == 2, []
+        for number, name in enumerate(("output", "lse")):
+            several = [one[number] for one in ones]
+            if any(x is None or self._foreign(name, x, self.array(np.zeros(1), problem.dtype)) for x in several):
+                whole.append(several[0])
+                continue
+            xp = library_of(several[0], name).xp
+            x = several[0] if len(several) == 1 else xp.concat(several, axis=0)
+            x = x[..., : problem.v.shape[-1]] if name == "output" else x
+            shape = x.shape[2:] if rank2 else (*parts.batch, *x.shape[1:])
+            whole.append(xp.reshape(x, tuple(shape)))
+        return Answer(*whole)
+
+    def _argument(self, value: Any, dtype: str) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        if value.dtype.kind == "f":
+            return self.array(value, dtype if value.dtype == np.float64 else "float32")
+        return self.plain(value)
+
+    def _with_one_batch_axis(self, x: Array, parts: Parts) -> Array:
+        xp = library_of(x, "x").xp
+        if x.ndim == 2:
+            return xp.reshape(x, (1, 1, *x.shape))
+        whole = (*parts.batch, *x.shape[-3:])
+        x = x if tuple(x.shape) == whole else xp.broadcast_to(x, whole)
+        return x if x.ndim == 4 else xp.reshape(x, (parts.entries, *x.shape[-3:]))
+
+    def _widened(self, problem: Problem, *qkv: Array) -> tuple[list[Array], float | None]:
+        """Filled up with zeros to a width that there is, with the scale of the width that it was."""
+        widths, d_k = self.convention.widths, int(problem.q.shape[-1])
+        if not widths or all(x.shape[-1] in widths for x in qkv):
+            return list(qkv), None
+        if max(int(x.shape[-1]) for x in qkv) > max(widths) or not self.convention.names.scale:
+            raise Unsupported(f"{self.name} has no heads of width {d_k}; there are {', '.join(map(str, widths))}")
+        filled = []
+        for x in qkv:
+            missing = min(width for width in widths if width >= x.shape[-1]) - int(x.shape[-1])
+            zeros = self.array(np.zeros((*x.shape[:-1], missing)), problem.dtype)
+            filled.append(library_of(x, "x").xp.concat((x, zeros), axis=-1))
+        default = 1 / math.sqrt(d_k) if d_k else 1.0
+        return filled, default if problem.scale is None else problem.scale
+
+    def _laid_out(self, host: Array, problem: Problem) -> Array:
+        """In memory as the convention's layout has it, unless the problem wants something else; a view, though."""
+        layout = self.convention.layout
+        if problem.layout != "contiguous" or host.ndim < 3 or layout in ("BHSD", "HSD"):
+            return super()._laid_out(host, problem)
+        moved, to = (host, 0) if layout == "SBHD" else (host, -3)
+        stored = self.array(np.ascontiguousarray(np.moveaxis(moved, -2, to)), problem.dtype)
+        return library_of(stored, "x").xp.moveaxis(stored, to, -2)
+
+
+def _laid(x: Array, layout: str) -> Array:
+    """(B, H, S, D) in a layout that has no packed tokens."""
+    x = x if "B" in layout else x[0, ...]
+    axes = "BHSD" if "B" in layout else "HSD"
+    return library_of(x, "x").xp.permute_dims(x, tuple(axes.index(letter) for letter in layout))
+
+
+def _packed(x: Array, lengths: list[int]) -> Array:
+    """(B, H, S, D) as the first tokens of each entry, one entry after the other: (T, H, D)."""
+    xp = library_of(x, "x").xp
+    x = xp.permute_dims(x, (0, 2, 1, 3))
+    if all(length == x.shape[1] for length in lengths):
+        return xp.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
+    return xp.concat([x[b, :length, ...] for b, length in enumerate(lengths)], axis=0)
+
+
+def _expected(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in a layout of what is (B, H, S, D) or (B, H, S)."""
+    sizes = dict(zip("BHSD", shape, strict=False)) | {"T": shape[0] * shape[2]}
+    return tuple(sizes[letter] for letter in layout)
+
+
+def _restored(x: Array, layout: str, shape: tuple[int, ...], what: str, label: str) -> Array:
+    """The opposite of `_laid` and `_packed`, for outputs (B, H, S, D) and log-sum-exps (B, H, S)."""
+    expected = _expected(layout, shape)
+    if tuple(x.shape) != expected:
+        letters = layout.lower()
+        words = f"the {what} has shape {tuple(x.shape)}, expected {expected}, which is {letters.upper()}"
+        raise _Misshapen(label, words)
+    xp = library_of(x, what).xp
+    if "T" in layout:
+        at = layout.index("T")
+        x = xp.reshape(x, (*expected[:at], shape[0], shape[2], *expected[at + 1 :]))
+        layout = layout.replace("T", "BS")
+    elif "B" not in layout:
+        x, layout = xp.reshape(x, (1, *expected)), f"B{layout}"
+    return xp.permute_dims(x, tuple(layout.index(letter) for letter in "BHSD"[: len(shape)]))
+
+
+def _narrowed(convention: Convention, function: Callable[..., Any], name: str) -> tuple[Convention, tuple[str, ...]]:
+    """The convention without what the function's signature lacks, and a note that names that."""
+    called = getattr(function, "forward", None)
+    called = called if callable(called) and not inspect.isroutine(function) else function
+    try:
+        parameters = inspect.signature(called).parameters
+    except (TypeError, ValueError):  # compiled functions may hide their signature: try everything
+        return convention, ()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return convention, ()
+    known = {p.name for p in parameters.values() if p.kind is not p.POSITIONAL_ONLY}
+    packed = convention.packed
+    required = {getattr(convention.names, one): one for one in ("q", "k", "v") if one not in convention.positional}
+    required |= {one: "fixed" for one in convention.fixed if one not in convention.positional}
+    required |= {convention.names.output: "output"} if convention.names.output else {}
+    required |= (
+        {one: "packed" for one in (packed.cu_q, packed.cu_k, packed.max_q, packed.max_k) if one} if packed else {}
+    )
+    for parameter, key in required.items():
+        if parameter not in known:
+            raise TargetError(
+                f"{name} has no parameter {parameter!r}, which the convention {convention.name} needs ({key})"
+            )
+    lacks: list[str] = []
+    tables: dict[str, Any] = {}
+    names: dict[str, Any] = {}
+    for option in ("causal", "mask", "bias", "window", "lengths", "alibi", "scale", "softcap", "sinks", "q_start"):
+        absent = [
+            one for one in convention.parameters(option) if one not in known and option not in convention.positional
+        ]
+        if absent:
+            lacks += absent
+            (names if hasattr(convention.names, option) else tables)[option] = None
+    if names.get("q_start", "") is None:
+        raise TargetError(f"{name} has no parameter {convention.names.q_start!r}, by which {convention.name} aligns")
+    if any(one not in known for one in convention.ask.get("lse", {})):
+        lacks += [one for one in convention.ask["lse"] if one not in known]
+        tables["lse"] = None
+    if any(one not in known for one in convention.ask.get("grouped", {})):
+        lacks += [one for one in convention.ask["grouped"] if one not in known]
+        tables["grouped"] = False
+    if not lacks:
+        return convention, ()
+    off = {key: value for key, value in convention.off.items() if key not in {*tables, *names}}
+    narrowed = replace(convention, off=off, names=replace(convention.names, **names), **tables)
+    return narrowed, (f"the signature lacks of the convention {convention.name}: {', '.join(lacks)}",)
