@@ -244,6 +244,6 @@ class VectorError(RefattnError, ValueError):
 
 
 class InputsError(RefattnError, ValueError):
-    """Inputs of a dtype or with a feature were asked for that nobody draws."""
+    """Inputs of a dtype or with a feature were asked for that nobody draws, or rows that are not there."""
 
     clause = "E4"

@@ -16,6 +16,7 @@ from refattn import bounds, registry
 from refattn.arguments import check_call
 from refattn.arrays import Array, is_array, is_host, library_of
 from refattn.biases import Bias, Plain, Relative
+from refattn.errors import InputsError
 from refattn.frames import Frame
 from refattn.masks import Mask
 from refattn.rounding import Model, Rounding, rounding_model
@@ -44,7 +45,7 @@ def golden(
 
     rows picks query rows by index, their positions unchanged; weights=True keeps the weights, (..., H, R, Lk).
     Beyond the copies memory is linear in the rows and independent of the keys.
-    Raises what `attention` raises for masks, biases and positions that do not fit.
+    Raises what `attention` raises for masks, biases and positions that do not fit, InputsError (E4) for such rows.
     """
     call = check_call(
         q,
@@ -137,7 +138,7 @@ class Golden:
 
         self._single = q.ndim == 2
         self._batch, self._heads, q_len, self.k_len = _pair_shape(q, k, v)
-        picked = slice(None) if rows is None else np.asarray(rows, dtype=int)
+        picked = slice(None) if rows is None else _row_indices(rows, q_len)
         self._rows = np.arange(q_len)[picked]
         # Copies in their own dtype, of q only the picked rows: what is done to the inputs later changes no bound.
         copies = [np.array(x) for x in (q[..., picked, :], k, v)]
@@ -413,3 +414,14 @@ def _evaluate_bias(terms: list[Bias], rows: Array, keys: slice, starts: tuple[An
         hidden = hidden | np.isneginf(value)
         total = total + np.where(np.isneginf(value), 0.0, value)
     return np.where(hidden, -np.inf, total)
+
+
+def _row_indices(rows: Sequence[int], q_len: int) -> Array:
+    """rows as an index array. Raises InputsError."""
+    import numpy as np
+
+    given = np.asarray(rows)
+    whole = given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
+    if not whole or np.any((given < -q_len) | (given >= q_len)):
+        raise InputsError("rows", f"indices of query rows, ints from {-q_len} to {q_len - 1}", repr(rows))
+    return given.astype(int)

@@ -74,6 +74,10 @@ def inputs(
 ) -> SearchStrategy[Inputs]:
     """A Hypothesis strategy for calls of attention: a dtype, NumPy arrays q, k and v, and options, all of them legal.
 
+        @given(inputs(features=["causal", "q_start", "poison"]))
+        def test_my_kernel(call):  # a tuple with the fields dtype, q, k, v, options
+            assert_attention_close(my_kernel(call.q, call.k, call.v, **call.options), *call[1:4], **call.options)
+
     dtypes     names out of bfloat16 (needs ml_dtypes), float16, float32 and float64
     features   out of FEATURES, what the kernel knows: the options of `attention`; "gqa" for H a multiple of Hkv, "d_v"
                for values of a width of their own, "rank" for other ranks than 4, "poison" for NaN, infinities and huge

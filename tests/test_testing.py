@@ -200,6 +200,22 @@ def test_arguments_are_checked_as_everywhere() -> None:
         testing.inputs(features=("causal", "windows"))
     with pytest.raises(errors.InputsError, match="dtypes"):
         testing.inputs(dtypes="float32")
+    for rows in ([len(output[0, 0])], [0.5], [[0]]):
+        with pytest.raises(errors.InputsError, match="rows: expected indices of query rows"):
+            assert_attention_close(output, Q, K, V, rows=rows)
+
+
+def test_poison_is_drawn_most_of_the_time() -> None:
+    """A kernel that lets hidden values through is found out soon: half of the calls with poison hold some."""
+    held: list[bool] = []
+
+    @settings(max_examples=100, database=None)
+    @given(call=testing.inputs(features=("causal", "mask", "poison")))
+    def count(call: Inputs) -> None:
+        held.append(not np.all(np.isfinite(call.v)) or bool(np.max(np.abs(call.v), initial=0.0) > 1e30))
+
+    count()
+    assert sum(held) > len(held) / 2
 
 
 @given(call=testing.inputs(dtypes=("bfloat16", "float16", "float32", "float64")))

@@ -21,7 +21,7 @@ FEW, SOME = 0.2, 0.6  # shares of pairs: those that a bias hides, those that a m
 
 
 class Inputs(NamedTuple):
-    """One call: NumPy arrays of one dtype, and keyword arguments of `attention`."""
+    """One call, `attention(q, k, v, **options)`: NumPy arrays of one dtype, its name, and keyword arguments."""
 
     dtype: str
     q: Array
@@ -122,8 +122,9 @@ def drawn_inputs(
     )
     v = rng.standard_normal((*size.kv_lead, size.k_len, size.d_v))
     options = _options(draw, rng, size, dtype, features)
-    if "poison" in features and draw(st.booleans()):
+    if "poison" in features and draw(st.integers(0, 3)):  # most of the time: it is the point of the calls
         value = draw(st.sampled_from([np.nan, np.inf, -np.inf, LARGEST[dtype]]))
+        _hide_a_key(draw, size, options, features)
         hidden = ~_seen(size, options)
         k[hidden], v[hidden] = value, value
     make = library_backend("numpy").array
@@ -167,8 +168,19 @@ def _options(
         if wanted(name):
             options[name] = draw(st.sampled_from(values))
     if wanted("sinks"):
-        options["sinks"] = rounded(2 * rng.standard_normal(size.lead[-1:]), dtype)
+        options["sinks"] = rounded(2 * rng.standard_normal(size.heads), dtype)
     return options
+
+
+def _hide_a_key(draw: st.DrawFn, size: Sizes, options: dict[str, Any], features: frozenset[str]) -> None:
+    """One key more that no row sees, by the mask or else by the bias; the first stays, unless rows may be empty."""
+    if size.k_len < 2 or not features & {"mask", "bias"}:
+        return
+    others = np.arange(size.k_len) != draw(st.integers(1, size.k_len - 1))
+    if "mask" in features:
+        options["mask"] = np.logical_and(options.get("mask", True), others)
+    else:
+        options["bias"] = np.where(others, options.get("bias", 0.0), -np.inf)
 
 
 def _seen(size: Sizes, options: dict[str, Any]) -> Array:

@@ -653,7 +653,7 @@ REPORTS: tuple[PublicReport, ...] = (
             "numbers.golden_of_any_library",
         ),
         "nearest",
-        "It is about how stored values are made: those of this suite are proven, each a real number rounded once, and no "
-        "implementation has a part in them.",
+        "It is about how stored values are made: those of this suite are proven, each a real number rounded once, and "
+        "no implementation has a part in them.",
     ),
 )
