@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterator
 
 from refattn.conformance.case import Problem
-from refattn.conformance.faults.fault import Fault
-from refattn.conformance.judge import Result
+from refattn.conformance.judge import Result, golden_of
 from refattn.conformance.profiles.profile import Profile
-from refattn.conformance.profiles.reproduce import ratio_against
+from refattn.conformance.profiles.reproduce import Imitation
 
-# A bound is that of the right answer, and holds for what a departure makes of it up to a factor.
+# The bound is that of the right answer: of what a departure makes of it, it holds up to a factor.
 FITS = 2.0
 
 
@@ -19,7 +18,12 @@ class Declared:
     """The departures of one profile, asked about one failing result after the other."""
 
     def __init__(self, profile: Profile) -> None:
-        self.profile, self.faults = profile, profile.faults
+        self.profile, self._imitations = profile, []
+        # Single ones, pairs, and all at once.
+        for count in sorted({1, 2, len(profile.faults)}):
+            for some in itertools.combinations(profile.faults, count):
+                with contextlib.suppress(ValueError):  # some cannot be planted together
+                    self._imitations.append(Imitation(some))
 
     def explains(self, problem: Problem, result: Result) -> tuple[str, ...]:
         """The names of the fewest declared departures that reproduce the result within the bound; none if none do.
@@ -28,14 +32,8 @@ class Declared:
         """
         if result.changed or result.repeated is False or not result.library:
             return ()
-        for some in self._choices():
-            if ratio_against(some, problem, result) <= FITS:
-                return tuple(fault.name for fault in some)
+        golden = golden_of(problem)
+        for imitation in self._imitations:
+            if imitation.ratio(problem, result, golden) <= FITS:
+                return imitation.names
         return ()
-
-    def _choices(self) -> Iterator[tuple[Fault, ...]]:
-        """Single ones, pairs, and all at once."""
-        yield from itertools.combinations(self.faults, 1)
-        yield from itertools.combinations(self.faults, 2)
-        if len(self.faults) > 2:
-            yield self.faults

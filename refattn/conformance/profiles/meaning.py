@@ -10,26 +10,23 @@ from typing import Any
 from refattn.arrays import Array
 from refattn.conformance.faults import named
 from refattn.conformance.faults.fault import Fault
-from refattn.conformance.faults.pipeline import INF, Plain
+from refattn.conformance.faults.pipeline import Plain
 from refattn.conformance.probe.card import Finding
 
 
-def _hidden_before_scale(run: Any, seen: Array) -> Array:
-    """-inf before the scale, where causal alone hides: 0 * -inf is NaN, and a negative scale turns its sign."""
-    x = Plain.logits(run, seen)
-    if not run.causal or run.mask is not None or run.bias is not None or run.factor() > 0:
-        return x
-    return run.xp.where(seen, x, float("nan"))
+def _turned(run: Any) -> bool:
+    """Whether causal alone hides, and the scale is not positive."""
+    return run.causal and run.mask is None and run.bias is None and not run.factor() > 0
+
+
+def _hidden_before_scale(run: Any, x: Array, seen: Array) -> Array:
+    """-inf before the scale: 0 * -inf is NaN, and a negative scale makes it +inf, which gives NaN too."""
+    return run.xp.where(seen, x, float("nan")) if _turned(run) else Plain.hidden(run, x, seen)
 
 
 def _zeros_for_nan(run: Any, output: Array, seen: Array) -> Array:
     broken = run.xp.any(run.xp.isnan(run.q), axis=-1)[..., None]
     return Plain.output(run, run.xp.where(broken, 0.0, output), seen)
-
-
-def _shown(run: Any, x: Array, seen: Array) -> Array:
-    """NaN of a scale that is not positive survives the hiding."""
-    return run.xp.where(run.xp.isnan(x), x, run.xp.where(seen, x, -INF))
 
 
 # Choices that no fault of the catalogue makes.
@@ -40,7 +37,7 @@ OWN = {
             name="scale of 0 or less gives NaN with causal",
             clause="S2",
             kind="scaling",
-            steps={"logits": _hidden_before_scale, "hidden": _shown},
+            steps={"hidden": _hidden_before_scale},
         ),
         Fault(name="row of a NaN query is 0", clause="M21", kind="NaN leak", steps={"output": _zeros_for_nan}),
     )

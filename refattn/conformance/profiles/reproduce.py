@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,56 +15,58 @@ from refattn.conformance.faults.pipeline import Plain
 from refattn.conformance.judge import LOW, Result, error_over_bound, golden_of
 from refattn.conformance.plain import rounded
 from refattn.conformance.targets.function import FunctionTarget
+from refattn.goldens import Golden
+
+# Clauses whose faults are ones of rounding or of a dtype, and show in the dtype of the call alone.
+OF_A_DTYPE = ("N1", "A4")
 
 
-def together(faults: Sequence[Fault]) -> Fault | None:
-    """One fault that does what all of them do; None where two replace the same step, or wrap, or are planted."""
-    if len(faults) == 1:
-        return None if faults[0].patches else faults[0]
+class Imitation:
+    """One or several faults, as one function. Raises ValueError if they cannot be planted together."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        fault = _together(faults)
+        self.names = tuple(one.name for one in faults)
+        self._target = FunctionTarget(fault.name, "numpy", fault.attention())
+        self._of_a_dtype = any(one.clause in OF_A_DTYPE for one in faults)
+
+    def ratio(self, problem: Problem, result: Result, golden: Golden | None = None) -> float:
+        """The largest error of a result against what these faults give, over the bound of the right answer.
+
+        Infinite where the shape or dtype is another, and where the faults give no answer. golden is the right answer,
+        if it is at hand.
+        """
+        # In float64 rounding adds nothing of its own.
+        own = self._of_a_dtype and problem.dtype in self._target.dtypes
+        asked = problem if own else replace(problem, dtype="float64")
+        try:
+            with np.errstate(all="ignore"):
+                q, k, v = (self._target.array(getattr(problem, name), asked.dtype) for name in "qkv")
+                answer = self._target.compute(asked, q, k, v, again=False)
+        except Exception:  # noqa: BLE001  # faults that raise explain no number
+            return math.inf
+        expected = self._target.host(answer.output)
+        dtype = str(answer.output.dtype) if own else problem.dtype
+        golden, model = golden or golden_of(problem), "unfused" if problem.dtype in LOW else "fused"
+        if not np.shape(result.output) == expected.shape == golden.output.shape or dtype != result.dtype:
+            return math.inf
+        # What came has been rounded, which turns the largest numbers into infinities.
+        expected = rounded(expected, dtype)
+        ratio = error_over_bound(result.output, expected, golden.bound(problem.dtype, model, problem.coherent))
+        if result.lse is not None and answer.lse is not None:
+            bound = golden.lse_bound(problem.dtype, model, problem.coherent)
+            ratio = max(ratio, error_over_bound(result.lse, self._target.host(answer.lse), bound))
+        return ratio
+
+
+def _together(faults: Sequence[Fault]) -> Fault:
+    """One fault that does what all of them do."""
     steps: dict[str, Any] = {}
+    if len(faults) == 1 and not faults[0].patches:
+        return faults[0]
     for fault in faults:
         if fault.wrap or fault.patches or fault.base is not Plain or steps.keys() & fault.steps.keys():
-            return None
+            raise ValueError(f"{fault.name!r} cannot be planted together with others")
         steps |= fault.steps
-    lse = any(fault.lse for fault in faults)
-    return Fault(name=" and ".join(f.name for f in faults), clause=faults[0].clause, kind="", steps=steps, lse=lse)
-
-
-def ratio_against(faults: Sequence[Fault], problem: Problem, result: Result) -> float:
-    """The largest error of the result against the answer of these faults, over the bound of the right answer.
-
-    Infinite where the shape or dtype is another, and where the faults give no answer.
-    """
-    fault = together(faults)
-    if fault is None:
-        return math.inf
-    imitation = FunctionTarget(fault.name, "numpy", fault.attention())
-    # In float64 rounding adds nothing; a fault of rounding itself, and of the result's dtype, needs the dtype.
-    own = any(one.clause in ("N1", "A4") for one in faults) and problem.dtype in imitation.dtypes
-    dtype = problem.dtype if own else "float64"
-    try:
-        with np.errstate(all="ignore"):
-            q, k, v = (imitation.array(getattr(problem, name), dtype) for name in "qkv")
-            answer = imitation.compute(_in(problem, dtype), q, k, v, again=False)
-    except Exception:  # noqa: BLE001  # faults that raise explain no number
-        return math.inf
-    expected = imitation.host(answer.output)
-    expected_dtype = str(answer.output.dtype) if own else problem.dtype
-    if expected.shape != np.shape(result.output) or expected_dtype != result.dtype:
-        return math.inf
-    golden, model = golden_of(problem), "unfused" if problem.dtype in LOW else "fused"
-    bound = golden.bound(problem.dtype, model, problem.coherent)
-    if bound.shape != expected.shape:
-        return math.inf
-    # What came has been rounded, which turns the largest numbers into infinities.
-    ratio = error_over_bound(result.output, rounded(expected, problem.dtype), bound + np.abs(bound) * own)
-    if result.lse is not None and answer.lse is not None:
-        lse_bound = golden.lse_bound(problem.dtype, model, problem.coherent)
-        ratio = max(ratio, error_over_bound(result.lse, imitation.host(answer.lse), lse_bound))
-    return ratio
-
-
-def _in(problem: Problem, dtype: str) -> Problem:
-    from dataclasses import replace
-
-    return replace(problem, dtype=dtype)
+    name = " and ".join(fault.name for fault in faults)
+    return Fault(name=name, clause=faults[0].clause, kind="", steps=steps, lse=any(fault.lse for fault in faults))
