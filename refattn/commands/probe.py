@@ -39,7 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("target", metavar="TARGET", help=TARGET)
     parser.add_argument("--json", metavar="FILE", help="write the card to FILE as JSON, - for standard output")
-    parser.add_argument("--save-profile", metavar="FILE", help="write the card to FILE, for refattn check --profile FILE")
+    parser.add_argument(
+        "--save-profile", metavar="FILE", help="write the card to FILE, for refattn check --profile FILE"
+    )
     parser.add_argument("--against", metavar="TARGET", help="show only what differs from another target, or a profile")
     parser.add_argument(
         "--dtype", choices=COMPUTED, help="of the calls that are not about a dtype (float32 where there is one)"
@@ -111,7 +113,9 @@ def _print_differences(card: Any, other: Any) -> None:
 
     found = differences(card, other)
     if found:
-        print_table(("clause", "finding", card.target, other.target), [(d.clause, d.name, d.first, d.second) for d in found])
+        print_table(
+            ("clause", "finding", card.target, other.target), [(d.clause, d.name, d.first, d.second) for d in found]
+        )
     shared = len(card.findings) - len(found)
     print(f"{card.target} and {other.target}: {len(found)} findings differ, {shared} are the same.")
 

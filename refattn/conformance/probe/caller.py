@@ -131,8 +131,15 @@ class Caller:
             raise Unclear("the scale of the scores could not be measured")
         return factor
 
+    def likely_factor(self) -> float:
+        """The factor if it could be measured, and else the usual one: for probes that do not need it exactly."""
+        try:
+            return self.factor()
+        except Unclear:
+            return float(WIDTH**-0.5)
+
     def require_softmax(self) -> None:
-        """Raises Unclear unless plain rows have the weights that their measured scale gives, so that sums can be read."""
+        """Raises Unclear unless plain rows have the weights that their measured scale gives."""
         if self._plain is None:
             raw = np.asarray([[0.0, 4.0, 8.0], [6.0, -2.0, 1.0]])
             weights = self.weights(Problem(**planted(raw, self.dtype)))
@@ -185,12 +192,12 @@ def softmax(logits: Any) -> Array:
     logits = np.asarray(logits, dtype=float)
     with np.errstate(invalid="ignore"):
         weights = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
-        return weights / np.sum(weights, axis=-1, keepdims=True)  # type: ignore[no-any-return]  # an array
+        return weights / np.sum(weights, axis=-1, keepdims=True)
 
 
 def uniform(visible: Array) -> Array:
     """The weights of zero scores over the visible pairs, each row having some."""
-    return visible / np.sum(visible, axis=-1, keepdims=True)  # type: ignore[no-any-return]  # an array
+    return visible / np.sum(visible, axis=-1, keepdims=True)
 
 
 Look = Callable[[Caller], "Seen | str"]

@@ -17,6 +17,7 @@ from refattn.conformance.probe.probes import Probes
 PROBES = Probes()
 RAW = np.asarray([[0.0, 4.0, 8.0, -4.0], [6.0, 2.0, 1.0, 3.0], [2.0, -2.0, 0.0, 4.0], [1.0, 1.0, 4.0, 2.0]])
 SHOWN = np.asarray([True, True, False, True])
+# The clause asks for the same bits of the specification's dense core alone.
 LEAKS = {
     "nothing leaks": "what is hidden changes no bit, be it NaN, infinity or huge",
     "changes bits": "what is hidden changes the last bits of the output",
@@ -74,7 +75,7 @@ def _leak(found: dict[str, list[str]], changed: bool, what: str) -> Seen:
     return Seen("infinity leaks" if infinite else "huge numbers leak", words)
 
 
-@PROBES.add("hidden values", "M19", LEAKS)
+@PROBES.add("hidden values", "M19", LEAKS, specified=("nothing leaks", "changes bits"))
 def hidden_values(call: Caller) -> Seen:
     """Four queries over four keys with planted scores, v = identity, a key hidden by a mask, and one by causal; the
     row of v behind it is NaN, +inf, -inf, or huge: the weights, beside those with an ordinary row."""
@@ -83,7 +84,7 @@ def hidden_values(call: Caller) -> Seen:
     return _leaks(call, "v")
 
 
-@PROBES.add("hidden keys", "M19", LEAKS)
+@PROBES.add("hidden keys", "M19", LEAKS, specified=("nothing leaks", "changes bits"))
 def hidden_keys(call: Caller) -> Seen:
     """The calls of "hidden values" with the poison in k: the weights, beside those with an ordinary row."""
     if call.lacks("mask") and (reason := call.lacks("causal")):
@@ -91,7 +92,7 @@ def hidden_keys(call: Caller) -> Seen:
     return _leaks(call, "k")
 
 
-@PROBES.add("hidden biases", "M19", LEAKS)
+@PROBES.add("hidden biases", "M19", LEAKS, specified=("nothing leaks", "changes bits"))
 def hidden_biases(call: Caller) -> Seen:
     """The call of "hidden values" with a mask and a bias of 1, which is NaN, +inf, -inf or huge at the hidden key: the
     weights."""
@@ -161,5 +162,3 @@ def visible_infinity(call: Caller) -> str:
             "NaN": math.nan,
         },
     )
-
-

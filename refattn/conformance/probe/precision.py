@@ -237,7 +237,9 @@ def overflow(call: Caller) -> Seen | str:
     weights = call.weights(Problem(**data))
     if np.all(np.abs(weights - [0.5, 0.5, 0.0]) < 1e-2):
         return "none"
-    return Seen("raw scores overflow" if np.any(np.isnan(weights)) else "other", f"the weights are {weights.ravel()[:3]}")
+    return Seen(
+        "raw scores overflow" if np.any(np.isnan(weights)) else "other", f"the weights are {weights.ravel()[:3]}"
+    )
 
 
 @PROBES.add(

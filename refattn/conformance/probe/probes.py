@@ -75,9 +75,7 @@ class Probes:
             evidence = " ".join((look.__doc__ or "").split())
             specified_values = specified or (next(iter(values)),)
             self.all.append(
-                Probe(
-                    name=name, clause=clause, values=values, specified=specified_values, evidence=evidence, look=look
-                )
+                Probe(name=name, clause=clause, values=values, specified=specified_values, evidence=evidence, look=look)
             )
             return look
 

@@ -1,4 +1,4 @@
-"""Probes of repeatability (N4): the same call again, alone and in a batch, alone and among rows; and of side effects."""
+"""Probes of repeatability (N4): the same call again, alone and in a batch, alone and among rows; side effects."""
 
 from __future__ import annotations
 
@@ -68,10 +68,7 @@ def in_a_batch(call: Caller) -> str:
     """Three batch entries of 33 normal queries and keys, together and each alone: the outputs."""
     problem = _problem(call, batch=3)
     whole = call.output(problem)
-    parts = [
-        call.output(replace(problem, **{n: getattr(problem, n)[b : b + 1] for n in "qkv"}))  # type: ignore[arg-type]
-        for b in range(3)
-    ]
+    parts = [call.output(replace(problem, **{n: getattr(problem, n)[b : b + 1] for n in "qkv"})) for b in range(3)]
     return _compared(call, problem, whole, np.concatenate(parts))
 
 
@@ -98,9 +95,11 @@ def chunked_prefill(call: Caller) -> str:
     problem = replace(_problem(call), causal=True)
     whole, parts = call.output(problem), []
     for start, stop in ((0, 16), (16, 32), (32, LENGTH)):
-        options = {"q_start": start} if by_start else {"causal": False, "shown": causal_pairs(stop - start, stop, start)}
+        options = (
+            {"q_start": start} if by_start else {"causal": False, "shown": causal_pairs(stop - start, stop, start)}
+        )
         chunk = {"q": problem.q[..., start:stop, :], "k": problem.k[..., :stop, :], "v": problem.v[..., :stop, :]}
-        parts.append(call.output(replace(problem, **chunk, **options)))  # type: ignore[arg-type]  # fields by name
+        parts.append(call.output(replace(problem, **chunk, **options)))
     return _compared(call, problem, whole, np.concatenate(parts, axis=-2))
 
 

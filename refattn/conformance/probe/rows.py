@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from refattn.conformance.case import Problem
-from refattn.conformance.probe.caller import WIDTH, Caller, NotOffered, Seen, Unclear, planted, softmax
+from refattn.conformance.probe.caller import Caller, NotOffered, Seen, planted, softmax
 from refattn.conformance.probe.probes import Probes
 
 PROBES = Probes()
@@ -28,10 +28,7 @@ RAW = np.asarray([[0.0, 4.0, 8.0], [6.0, -2.0, 1.0]])
 )
 def axis(call: Caller) -> str:
     """Two heads of two queries and three keys with planted scores, v = identity: the weights."""
-    try:
-        f = call.factor()
-    except Unclear:  # one query does not show a softmax over others
-        f = WIDTH**-0.5
+    f = call.likely_factor()  # one query does not show a softmax over others
     x = np.stack([RAW, -RAW[::-1]]) * f
     weights = call.weights(Problem(**planted(x / f, call.dtype)))
     peak = np.max(x, axis=-1, keepdims=True)

@@ -19,9 +19,7 @@ PROBES: tuple[Probe, ...] = tuple(
 )
 
 
-def probe(
-    target: Any, *, dtype: str | None = None, advance: Callable[[Finding], None] = lambda finding: None
-) -> Card:
+def probe(target: Any, *, dtype: str | None = None, advance: Callable[[Finding], None] = lambda finding: None) -> Card:
     """The convention card of a target; `advance` is shown each finding. dtype is float32 where the target has it."""
     caller = Caller(target, dtype)
     findings = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +42,7 @@ def default_scale(call: Caller) -> Seen | str:
         except (NotOffered, Raised):
             if d_k == d_v:
                 raise
-    readings = {
+    readings: dict[str, Callable[[int, int, int], float]] = {
         "1/sqrt(d_k)": lambda d, h, w: d**-0.5,
         "none": lambda d, h, w: 1.0,
         "1/d_k": lambda d, h, w: 1 / d,
@@ -280,5 +281,3 @@ def large_negative_bias(call: Caller) -> str:
             "equal weights": 1 / 3,
         },
     )
-
-

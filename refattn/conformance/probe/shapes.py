@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -27,8 +28,8 @@ PROBES = Probes()
 def axes(call: Caller) -> Seen | str:
     """Two batch entries, two heads, three queries, one-hot scores over three keys; v is 100 b + 10 h + j: the output
     names the batch entry, the head and the query."""
-    raw = np.eye(3) * 64.0 / call.factor()
-    raw = np.where(raw, np.copysign(2.0 ** np.round(np.log2(np.abs(raw) + (raw == 0))), raw), 0.0)
+    f = call.likely_factor()
+    raw = np.eye(3) * math.copysign(2.0 ** round(math.log2(64 / abs(f))), f)
     data = planted(raw, call.dtype, batch=2)
     entry, head, key = np.ogrid[0:2, 0:HEADS, 0:3]
     marks = np.broadcast_to(100.0 * entry + 10.0 * head + key, (2, HEADS, 3))
@@ -147,7 +148,11 @@ def _one_head(problem: Problem) -> Problem:
 @PROBES.add(
     "dtype of the result",
     "A4",
-    {"that of q": "the output has the dtype of q", "float32": "the output is always float32", "float64": "always float64"},
+    {
+        "that of q": "the output has the dtype of q",
+        "float32": "the output is always float32",
+        "float64": "always float64",
+    },
 )
 def dtype_of_result(call: Caller) -> Seen | str:
     """One query over two keys in every dtype that the target has: the dtype of the output."""

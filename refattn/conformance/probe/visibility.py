@@ -37,7 +37,7 @@ def mask(call: Caller) -> str:
     if reason := call.lacks("mask"):
         raise NotOffered(reason)
     return call.match(
-        call.weights(Problem(**blank(*PAIRS.shape, call.dtype), shown=PAIRS)),
+        call.weights(Problem(**blank(4, 6, call.dtype), shown=PAIRS)),
         {
             "True is visible": uniform(PAIRS),
             "True is hidden": uniform(~PAIRS),
@@ -51,14 +51,17 @@ def mask(call: Caller) -> str:
 @PROBES.add(
     "mask of rank 3",
     "M15",
-    {"heads": "the first axis of a mask of rank 3 is the heads", "batch": "the first axis of a mask of rank 3 is the batch"},
+    {
+        "heads": "the first axis of a mask of rank 3 is the heads",
+        "batch": "the first axis of a mask of rank 3 is the batch",
+    },
 )
 def mask_of_rank_three(call: Caller) -> str:
-    """All scores 0, v = identity, two batch entries and two heads, and a mask (2, 4, 6) of two patterns: the weights."""
+    """All scores 0, v = identity, two batch entries, two heads, a mask (2, 4, 6) of two patterns: the weights."""
     if reason := call.lacks("mask"):
         raise NotOffered(reason)
     pairs = np.stack([PAIRS, ~PAIRS])
-    problem = Problem(**blank(*PAIRS.shape, call.dtype, batch=2), shown=pairs, literal=True)
+    problem = Problem(**blank(4, 6, call.dtype, batch=2), shown=pairs, literal=True)
     return call.match(call.weights(problem), {"heads": uniform(pairs), "batch": uniform(pairs)[:, None]})
 
 
@@ -78,7 +81,7 @@ def mask_of_each_entry(call: Caller) -> str:
     if reason := call.lacks("mask"):
         raise NotOffered(reason)
     pairs = np.stack([np.roll(PAIRS, n, axis=-1) for n in range(8)]).reshape(2, 4, *PAIRS.shape)
-    data = blank(*PAIRS.shape, call.dtype, batch=2, heads=4)
+    data = blank(4, 6, call.dtype, batch=2, heads=4)
     if not call.lacks("mask", "gqa"):
         data |= {"k": data["k"][:, :2], "v": data["v"][:, :2]}
     return call.match(
@@ -178,9 +181,7 @@ def q_start(call: Caller) -> str:
     )
 
 
-@PROBES.add(
-    "k_start", "M3", {"honoured": "key j sits at position k_start + j", "ignored": "k_start is ignored"}
-)
+@PROBES.add("k_start", "M3", {"honoured": "key j sits at position k_start + j", "ignored": "k_start is ignored"})
 def k_start(call: Caller) -> str:
     """All scores 0, v = identity, Lq = 3, Lk = 8, causal, q_start=4, k_start=2: the weights."""
     if reason := call.lacks("causal", "q_start", "k_start"):
@@ -201,9 +202,7 @@ def starts(call: Caller) -> str:
     """All scores 0, v = identity, two batch entries, Lq = 3, Lk = 8, causal, q_start=(1, 4): the weights."""
     if reason := call.lacks("causal", "q_start"):
         raise NotOffered(reason)
-    problem = Problem(
-        **blank(Q_LEN, K_LEN, call.dtype, batch=2), causal=True, q_start=np.asarray([1, 4]), literal=True
-    )
+    problem = Problem(**blank(Q_LEN, K_LEN, call.dtype, batch=2), causal=True, q_start=np.asarray([1, 4]), literal=True)
     first, second = (uniform(causal_pairs(Q_LEN, K_LEN, start))[None] for start in (1, 4))
     return call.match(
         call.weights(problem), {"each its own": np.stack([first, second]), "first entry's for all": first}
@@ -286,5 +285,3 @@ def _pattern(call: Caller, weights: Array, readings: dict[str, Array]) -> str:
         if call.close(weights[..., some, :], uniform(visible[some])):
             return name
     return "other"
-
-

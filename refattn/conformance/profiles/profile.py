@@ -35,8 +35,14 @@ class Profile:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The wrong implementations that its departures describe, each once, in the order of the card."""
-        found = {fault.name: fault for finding in self.departures for fault in faults_of(finding)}
+        found = {fault.name: fault for finding in self._shown for fault in faults_of(finding)}
         return tuple(found.values())
+
+    @property
+    def _shown(self) -> tuple[Finding, ...]:
+        """The departures that a case can show: where q_start is honoured, none depends on an alignment of one's own."""
+        honoured = any(one.name == "q_start" and one.found == "honoured" for one in self.card.findings)
+        return tuple(one for one in self.departures if not (honoured and one.name == "causal alignment"))
 
 
 def names() -> tuple[str, ...]:
