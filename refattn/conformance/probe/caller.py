@@ -17,6 +17,8 @@ from refattn.dtypes import COMPUTED
 
 # Sizes of most calls: two heads, so that heads can be mixed up, and a width whose default scale, 1/4, is exact.
 HEADS, WIDTH = 2, 16
+# Of a message that is quoted.
+LONGEST = 130
 # How far a number may be from what a reading predicts, relative above 1: readings differ by much more.
 NEAR = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 2e-3, "float64": 2e-3}
 
@@ -29,9 +31,11 @@ class Raised(Exception):
     """The call raised something: the class of it, and its message in one line."""
 
     def __init__(self, fault: BaseException) -> None:
-        self.kind = type(fault).__name__
+        # A fault from another process says what was raised there.
+        self.kind = str(getattr(fault, "kind", "")) or type(fault).__name__
         text = " ".join(str(fault).split())
-        super().__init__(f"{self.kind}: {text[:117]}..." if len(text) > 120 else f"{self.kind}: {text}".rstrip(": "))
+        text = text if text.startswith(self.kind) else f"{self.kind}: {text}".rstrip(": ")
+        super().__init__(f"{text[:LONGEST]}..." if len(text) > LONGEST else text)
 
 
 class Unclear(Exception):
