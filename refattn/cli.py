@@ -20,6 +20,7 @@ COMMANDS = {
     "backends": "list the array libraries that can run it here",
     "cost": "work, memory and cache size, and what the alternatives cost",
     "check": "judge an implementation, your own included",
+    "probe": "find out what an implementation does, no convention presumed",
     "vectors": "list or export calls with proven results, for any language",
     "reports": "public reports of wrong attention, and the cases that catch them",
 }

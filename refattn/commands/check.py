@@ -43,6 +43,7 @@ softcap, sinks, q_start and k_start; a second result is read as the log-sum-exp.
   refattn check torch --clauses M,P1       the chapter of masks, and clause P1
   refattn check torch --case masks.causal  one case, in full: the call, the error's place, the traceback
   refattn check torch --case masks.causal --save-inputs case.npz
+  refattn check torch --profile torch      what torch is known to do otherwise is declared, and no fault
   refattn check torch --inputs dump.npz    tensors captured from a model: q, k, v, or layer0.q, layer0.k, layer0.v, ...
 
 Exit codes: 0 it conforms, 1 it does not (or nothing could be judged), 2 the command line cannot be carried out,
@@ -84,6 +85,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="captured tensors q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, k_start] as extra cases, "
         "in the dtype in which they were stored (--dtype adds others)",
     )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="accept what this profile declares, shipped or a FILE.json of refattn probe --save-profile: results that "
+        "its departures explain are listed as declared, all others are faults",
+    )
     parser.add_argument("--only-inputs", action="store_true", help="run the cases of --inputs and no others")
     parser.set_defaults(stray=None)
 
@@ -93,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from refattn.conformance.alignment import reading_of
     from refattn.conformance.capture import captured, let_through
     from refattn.conformance.captured import CaptureError, save_inputs
+    from refattn.conformance.profiles import Declared, ProfileError, load
     from refattn.conformance.report import print_cases, print_report, progress, write_json
     from refattn.conformance.runner import run_suite
     from refattn.conformance.targets import TargetError, find_target
@@ -105,11 +113,12 @@ def run(args: argparse.Namespace) -> int:
         with capture(notes):
             target = find_target(name, args.library, args.convention)
         pairs = _pairs(args)
+        declared = Declared(load(args.profile)) if args.profile else None
         if args.save_inputs:
             found = [(case, dtype) for case, dtype in pairs if case.build is not None]
             problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
             save_inputs(Path(args.save_inputs), problems)
-    except (TargetError, CaptureError, _UsageError) as fault:
+    except (TargetError, CaptureError, ProfileError, _UsageError) as fault:
         return _refused(str(fault))
     except OSError as fault:
         return _refused(f"--save-inputs: {fault}")
@@ -118,7 +127,14 @@ def run(args: argparse.Namespace) -> int:
     bar: Any = contextlib.nullcontext(lambda record: None) if args.case else progress(len(pairs))
     with bar as advance:
         report = run_suite(
-            target, pairs, args.seed, fail_fast=args.fail_fast, advance=advance, capture=capture, notes=imported
+            target,
+            pairs,
+            args.seed,
+            fail_fast=args.fail_fast,
+            advance=advance,
+            capture=capture,
+            notes=imported,
+            declared=declared,
         )
     causal = any(record.verdict == "pass" and "causal" in record.needs for record in report.records)
     if causal and report.lacking["q_start"] and not args.case:
@@ -200,7 +216,8 @@ def _dtypes(text: str) -> tuple[str, ...]:
 def _command(args: argparse.Namespace, name: str) -> str:
     """How the same target is called again."""
     words = ["refattn", "check", name]
-    for option, default in (("library", None), ("convention", None), ("inputs", None), ("seed", DEFAULT_SEED)):
+    options = (("library", None), ("convention", None), ("inputs", None), ("profile", None), ("seed", DEFAULT_SEED))
+    for option, default in options:
         if (value := getattr(args, option)) != default:
             words += [f"--{option}", str(value)]
     return shlex.join(words)

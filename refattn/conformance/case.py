@@ -62,6 +62,8 @@ class Problem:
     coherent: bool = False
     # Whether calls with other data of the same shapes come before and after the one that is judged.
     among_others: bool = False
+    # Whether options are handed over as they are, and none is expressed by others: what a probe asks about.
+    literal: bool = False
     # Whether the log-sum-exp or the weights are the point of the case, so that it is void where they are not offered.
     asks: tuple[str, ...] = ()
     # Published or hand-made results: name -> (values, largest error of the digits given).

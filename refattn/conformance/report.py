@@ -62,6 +62,7 @@ def print_report(report: Report, labels: frozenset[str] | None = None, command: 
         print(_wrapped(note))
     print_table(report, labels, width())
     _print_dumps(report)
+    _print_declared(report)
     _print_unsupported(report)
     if report.alignment:
         print("\n" + _wrapped(note_on(report.alignment)))
@@ -111,15 +112,30 @@ def verdict_line(report: Report) -> str:
         judged = f", no verdict ({counts})" if counts else " before any case was judged, no verdict"
         return f"{report.target}: interrupted{judged}."
     if report.conforms:
-        return f"{report.target} conforms{_extent(report)} ({counts}).{stored}"
+        return f"{report.target} conforms{_profile(report)}{_extent(report)} ({counts}).{stored}"
     if not report.broken:
         return f"{report.target}: nothing could be judged, so it does not conform ({counts or 'no case was chosen'})."
-    return f"{report.target} does not conform ({counts})."
+    return f"{report.target} does not conform{_profile(report)} ({counts})."
 
 
 def width() -> int:
     """Columns to write in: those of a terminal, at most WIDTH, and WIDTH in a pipe."""
     return max(40, min(WIDTH, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else WIDTH
+
+
+def _profile(report: Report) -> str:
+    """The profile that the report is about, and how many of its departures were met."""
+    if not report.profile:
+        return ""
+    met = len(report.declared)
+    return f" to profile {report.profile} ({met} declared departure{'s' * (met != 1)})"
+
+
+def _print_declared(report: Report) -> None:
+    """What was met of what the profile declares, each with the number of results."""
+    if report.declared:
+        listed = ", ".join(f"{name} ({count})" for name, count in report.declared.most_common())
+        print("\n" + _wrapped(f"Declared by profile {report.profile}, so no fault: {listed}"))
 
 
 def _extent(report: Report) -> str:

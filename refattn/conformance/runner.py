@@ -18,7 +18,7 @@ from refattn.dtypes import COMPUTED
 DEFAULT_SEED = 20
 # One dtype after the other, float32 first: its failures are the easiest to read.
 DTYPE_ORDER = ("float32", "bfloat16", "float16", "float64")
-VERDICTS = ("pass", "fail", "crashed", "not judgeable", "unsupported")
+VERDICTS = ("pass", "declared", "fail", "crashed", "not judgeable", "unsupported")
 BROKEN = ("fail", "crashed")
 # What a check of refattn's own functions is listed under where a target has none of them.
 OWN_FUNCTIONS = "refattn's own functions"
@@ -44,6 +44,8 @@ class Record:
     needs: tuple[str, ...] = ()
     # What an unsupported case lacks: options and features, or its dtype.
     missing: tuple[str, ...] = ()
+    # The departures, declared by a profile, that explain a result which fails: faults of the catalogue by name.
+    declared: tuple[str, ...] = ()
     # Where the target's own code raised, as file:line, and its traceback.
     place: str = ""
     trace: str = ""
@@ -70,6 +72,7 @@ class Record:
             "about": self.about,
             "called": self.called,
             "missing": list(self.missing),
+            "declared": list(self.declared),
             "place": self.place,
         }
 
@@ -88,6 +91,13 @@ class Report:
     notes: tuple[str, ...] = ()
     # How it reads causal where the specification asks for q_start (M5); "" if it was not asked.
     alignment: str = ""
+    # The profile whose departures were accepted as declared; "" for none.
+    profile: str = ""
+
+    @property
+    def declared(self) -> Counter[str]:
+        """For each declared departure that was met, the number of results that it explains."""
+        return Counter(name for record in self.records for name in record.declared)
 
     @property
     def conforms(self) -> bool:
@@ -126,6 +136,8 @@ class Report:
             "seconds": round(self.seconds, 2),
             "counts": self.counts,
             "models": self.models,
+            "profile": self.profile or None,
+            "declared": dict(self.declared),
             "notes": list(self.notes),
             "causal_without_q_start": self.alignment or None,
             "records": [record.as_dict() for record in self.records],
@@ -139,8 +151,12 @@ def run_case(
     seed: int,
     *,
     capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
+    declared: Any = None,
 ) -> Record:
-    """The verdict on one case in one dtype; what the target prints or warns of becomes a note."""
+    """The verdict on one case in one dtype; what the target prints or warns of becomes a note.
+
+    declared is a `profiles.Declared`, whose departures explain a failure, or None.
+    """
     from refattn.conformance.case import Unsupported
     from refattn.conformance.judge import judge
 
@@ -179,9 +195,11 @@ def run_case(
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
     judged = judge(problem, result)
+    choices = declared.explains(problem, result) if declared is not None and judged.verdict == "fail" else ()
     return Record(
         **about,
-        verdict=judged.verdict,
+        verdict="declared" if choices else judged.verdict,
+        declared=choices,
         error_over_bound=judged.error_over_bound,
         model=judged.model,
         message=judged.message,
@@ -199,13 +217,17 @@ def run_suite(
     advance: Callable[[Record], None] = lambda record: None,
     capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
     notes: tuple[str, ...] = (),
+    declared: Any = None,
 ) -> Report:
-    """The report on all pairs of case and dtype; an interrupt ends it early and leaves what there is."""
+    """The report on all pairs of case and dtype; an interrupt ends it early and leaves what there is.
+
+    declared is a `profiles.Declared`, or None.
+    """
     records: list[Record] = []
     started, complete = time.monotonic(), True
     try:
         for case, dtype in pairs:
-            record = run_case(case, target, dtype, seed, capture=capture)
+            record = run_case(case, target, dtype, seed, capture=capture, declared=declared)
             records.append(record)
             advance(record)
             if fail_fast and record.verdict in BROKEN:
@@ -222,6 +244,7 @@ def run_suite(
         seconds=time.monotonic() - started,
         counts=counts,
         notes=(*target.notes, *notes),
+        profile="" if declared is None else declared.profile.name,
     )
 
 

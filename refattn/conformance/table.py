@@ -10,6 +10,7 @@ from refattn.conformance.runner import VERDICTS, Record, Report
 # Two lines of each header, so that all columns fit a narrow terminal.
 HEADERS = {
     "pass": ("", "pass"),
+    "declared": ("decl-", "ared"),
     "fail": ("", "fail"),
     "crashed": ("", "crash"),
     "not judgeable": ("not judge-", "able"),

@@ -32,7 +32,9 @@ class TorchTarget(ArrayTarget):
             options["scale"] = problem.scale
         if "gqa" in problem.needs:
             options["enable_gqa"] = True
-        if problem.causal and square and problem.shown is None and problem.bias is None:
+        if problem.literal:
+            options |= self._literal(problem)
+        elif problem.causal and square and problem.shown is None and problem.bias is None:
             options["is_causal"] = True
         elif problem.bias is not None:
             hidden = np.where(problem.visible, problem.bias, -np.inf)
@@ -40,6 +42,19 @@ class TorchTarget(ArrayTarget):
         elif problem.causal or problem.shown is not None:
             options["attn_mask"] = self._full(problem.visible, problem)
         return Answer(torch.nn.functional.scaled_dot_product_attention(q, k, v, **options))
+
+    def _literal(self, problem: Problem) -> dict[str, Any]:
+        """is_causal and attn_mask as the options of these names, each on its own, together too."""
+        if problem.q_start is not None or "k_start" in problem.needs:
+            raise Unsupported("torch has no positions of its own")
+        if problem.shown is not None and problem.bias is not None:
+            raise Unsupported("torch has one attn_mask, boolean or floating")
+        options: dict[str, Any] = {"is_causal": True} if problem.causal else {}
+        if problem.shown is not None:
+            options["attn_mask"] = self.array(problem.shown)
+        if problem.bias is not None:
+            options["attn_mask"] = self.array(problem.bias, problem.dtype)
+        return options
 
     def _full(self, pairs: Array, problem: Problem) -> Array:
         """A mask in the rank of q, so that no leading axis can be misread."""

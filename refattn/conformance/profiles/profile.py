@@ -1,0 +1,70 @@
+"""Reading profiles: a card in JSON, by name from this folder, or from a file of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from refattn.conformance.faults.fault import Fault
+from refattn.conformance.probe.card import Card, CardError, Finding
+from refattn.conformance.profiles.meaning import faults_of
+
+FOLDER = Path(__file__).parent
+# A card is a few ten thousand bytes.
+LARGEST_FILE = 1 << 20
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be read; the message says which and why, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A card under a name."""
+
+    name: str
+    card: Card
+
+    @property
+    def departures(self) -> tuple[Finding, ...]:
+        """What it declares."""
+        return self.card.departures
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The wrong implementations that its departures describe, each once, in the order of the card."""
+        found = {fault.name: fault for finding in self._shown for fault in faults_of(finding)}
+        return tuple(found.values())
+
+    @property
+    def _shown(self) -> tuple[Finding, ...]:
+        """The departures that a case can show: where q_start is honoured, none depends on an alignment of one's own."""
+        honoured = any(one.name == "q_start" and one.found == "honoured" for one in self.card.findings)
+        return tuple(one for one in self.departures if not (honoured and one.name == "causal alignment"))
+
+
+def names() -> tuple[str, ...]:
+    """The profiles that are shipped."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+def load(name: str) -> Profile:
+    """The profile of that name, or in that file if it ends in .json. Raises ProfileError."""
+    if not name.endswith(".json") and name not in names():
+        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
+        guess = f", did you mean {near[0]}?" if near else ""
+        raise ProfileError(f"no profile {name!r}{guess} There are {', '.join(names())}, and files that end in .json")
+    path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise ProfileError(f"{path.name}: expected a card of at most {LARGEST_FILE} bytes")
+        card = Card.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as fault:
+        raise ProfileError(f"{path.name}: {fault.strerror or fault}") from fault
+    except (json.JSONDecodeError, UnicodeDecodeError) as fault:
+        raise ProfileError(f"{path.name} is no JSON: {fault}") from fault
+    except CardError as fault:
+        raise ProfileError(f"{path.name}: {fault}") from fault
+    return Profile(path.stem, card)
