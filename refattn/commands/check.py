@@ -92,18 +92,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "its departures explain are listed as declared, all others are faults",
     )
     parser.add_argument("--only-inputs", action="store_true", help="run the cases of --inputs and no others")
+    apart = parser.add_argument_group("the process that the target runs in")
+    apart.add_argument(
+        "--time-limit", metavar="SECONDS", type=_positive, default=60.0, help="for the calls of each case (%(default)g)"
+    )
+    apart.add_argument(
+        "--memory-limit", metavar="GIB", type=_positive, help="resident memory (80 %% of what is free at the start)"
+    )
+    apart.add_argument(
+        "--in-process", action="store_true", help="none, no limits: a debugger reaches the target, a crash ends the run"
+    )
     parser.set_defaults(stray=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the suite: 0 the target conforms, 1 it does not, 2 it could not be asked, 130 interrupted."""
-    from refattn.conformance.alignment import reading_of
     from refattn.conformance.capture import captured, let_through
-    from refattn.conformance.captured import CaptureError, save_inputs
-    from refattn.conformance.profiles import Declared, ProfileError, load
-    from refattn.conformance.report import print_cases, print_report, progress, write_json
-    from refattn.conformance.runner import run_suite
-    from refattn.conformance.targets import TargetError, find_target
+    from refattn.conformance.targets import TargetError
 
     name = args.target or args.stray
     capture: Any = (lambda _: let_through(args.json == "-")) if args.case else captured
@@ -111,14 +116,31 @@ def run(args: argparse.Namespace) -> int:
     try:
         _check_usage(args, name)
         with capture(notes):
-            target = find_target(name, args.library, args.convention)
+            target = _target(args, name)
+    except (TargetError, _UsageError) as fault:
+        return _refused(str(fault))
+    try:
+        return _judged(args, name, target, capture, notes)
+    finally:
+        target.close()
+
+
+def _judged(args: argparse.Namespace, name: str, target: Any, capture: Any, notes: list[str]) -> int:
+    """The suite's exit code on a target; notes are what it printed while it was imported."""
+    from refattn.conformance.alignment import reading_of
+    from refattn.conformance.captured import CaptureError, save_inputs
+    from refattn.conformance.profiles import Declared, ProfileError, load
+    from refattn.conformance.report import print_cases, print_report, progress, write_json
+    from refattn.conformance.runner import run_suite
+
+    try:
         pairs = _pairs(args)
         declared = Declared(load(args.profile)) if args.profile else None
         if args.save_inputs:
             found = [(case, dtype) for case, dtype in pairs if case.build is not None]
             problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
             save_inputs(Path(args.save_inputs), problems)
-    except (TargetError, CaptureError, ProfileError, _UsageError) as fault:
+    except (CaptureError, ProfileError, _UsageError) as fault:
         return _refused(str(fault))
     except OSError as fault:
         return _refused(f"--save-inputs: {fault}")
@@ -164,6 +186,20 @@ def _check_usage(args: argparse.Namespace, name: str | None) -> None:
         raise _UsageError("--only-inputs needs --inputs FILE.npz")
     if args.save_inputs and not args.case:
         raise _UsageError("--save-inputs needs --case NAME")
+
+
+def _target(args: argparse.Namespace, name: str) -> Any:
+    """The target: in a process of its own, unless it is refattn's or the user wants it here."""
+    from refattn.conformance.targets import find_target, is_own
+
+    if args.in_process or (is_own(name) and args.convention is None):
+        return find_target(name, args.library, args.convention)
+    from refattn.conformance.isolation import AVAILABLE, IsolatedTarget
+
+    if not AVAILABLE:
+        raise _UsageError("targets run in a process of their own on POSIX systems alone: add --in-process")
+    limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
+    return IsolatedTarget(name, args.library, args.convention, seconds=args.time_limit, memory_limit=limit)
 
 
 def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
@@ -213,6 +249,16 @@ def _dtypes(text: str) -> tuple[str, ...]:
     return words
 
 
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0; got {text!r}")
+    return value
+
+
 def _command(args: argparse.Namespace, name: str) -> str:
     """How the same target is called again."""
     words = ["refattn", "check", name]
@@ -220,6 +266,7 @@ def _command(args: argparse.Namespace, name: str) -> str:
     for option, default in options:
         if (value := getattr(args, option)) != default:
             words += [f"--{option}", str(value)]
+    words += ["--in-process"] if args.in_process else []
     return shlex.join(words)
 
 

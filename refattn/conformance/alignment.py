@@ -28,7 +28,7 @@ def reading_of(target: Any, seed: int) -> str:
         with captured([]):
             result = target.call(problem)
     except (Exception, SystemExit) as refusal:  # noqa: BLE001  # a refusal is an answer here, whatever its class
-        return f"refuses ({type(refusal).__name__})"
+        return f"refuses ({getattr(refusal, 'kind', '') or type(refusal).__name__})"
     for reading, start in READINGS.items():
         judged = judge(replace(problem, q_start=start), result)
         if judged.fault:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refattn.conformance.runner import Record, Report
+from refattn.conformance.runner import CRASHED, Record, Report
 
 # A clause whose cases fail half as often as those of the worst one is as good a headline, and the plainest wins.
 NEAR = 0.5
@@ -16,7 +16,7 @@ def most_telling(report: Report) -> Record:
     """
     judged = [record for record in report.records if record.verdict != "unsupported"]
     plainest = next((record for record in judged if not record.needs), judged[0])
-    if plainest.verdict == "crashed":
+    if plainest.verdict in CRASHED:
         return plainest
     plain = [record for record in report.broken if is_plainest(record)]
     if 2 * len({record.case for record in plain}) >= len({record.case for record in judged if is_plainest(record)}) > 0:

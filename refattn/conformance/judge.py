@@ -27,7 +27,9 @@ class Result:
     """What a target made of a problem, on the host: floats as float64, with the dtype names that they had.
 
     lse and weights are None where the target does not offer them. `changed` names inputs that were written to;
-    `repeated` says whether a second call gave the same bits, None if there was none.
+    `beside` those beside which something was written, and `shared` those that the output shares memory with;
+    `repeated` says whether a second call gave the same bits, None if there was none, and `undisturbed` whether another
+    one after a call with other inputs did.
     """
 
     output: Array
@@ -41,7 +43,10 @@ class Result:
     lse_dtype: str = ""
     weights: Array | None = None
     changed: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     repeated: bool | None = None
+    undisturbed: bool = True
 
 
 class Place(NamedTuple):
@@ -107,7 +112,7 @@ def judge(problem: Problem, result: Result) -> Judgement:
     if judged.verdict == "fail" and fused.what == "log-sum-exp" and _output_holds(problem, golden, result):
         judged = replace(judged, fault="P4")
     if notes and judged.verdict != "fail":
-        ratio, fault = judged.error_over_bound, "A7" if result.changed else "N4"
+        ratio, fault = judged.error_over_bound, "A7" if result.changed or result.beside or result.shared else "N4"
         return Judgement(verdict="fail", error_over_bound=ratio, message="; ".join(notes), fault=fault)
     return judged
 
@@ -252,6 +257,10 @@ def _not_judgeable(place: Place) -> Judgement:
 
 def _side_effects(result: Result) -> tuple[str, ...]:
     found = [f"the call wrote to {name}" for name in result.changed]
+    found += [f"the call wrote outside of {name}, before its first or after its last element" for name in result.beside]
+    found += [f"the output shares memory with {name}" for name in result.shared]
     if result.repeated is False:
         found.append("a second call with the same inputs gave other bits")
+    elif not result.undisturbed:
+        found.append("after a call with other inputs the same inputs gave other bits")
     return tuple(found)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,8 +19,10 @@ from refattn.dtypes import COMPUTED
 DEFAULT_SEED = 20
 # One dtype after the other, float32 first: its failures are the easiest to read.
 DTYPE_ORDER = ("float32", "bfloat16", "float16", "float64")
-VERDICTS = ("pass", "declared", "fail", "crashed", "not judgeable", "unsupported")
-BROKEN = ("fail", "crashed")
+VERDICTS = ("pass", "declared", "fail", "crashed", "timed out", "out of memory", "not judgeable", "unsupported")
+# The call gave no answer at all; and all that speaks against a target.
+CRASHED = ("crashed", "timed out", "out of memory")
+BROKEN = ("fail", *CRASHED)
 # What a check of refattn's own functions is listed under where a target has none of them.
 OWN_FUNCTIONS = "refattn's own functions"
 
@@ -91,6 +94,9 @@ class Report:
     notes: tuple[str, ...] = ()
     # How it reads causal where the specification asks for q_start (M5); "" if it was not asked.
     alignment: str = ""
+    # Whether the target ran in a process of its own, and whether refattn gave its answers; None if nobody looked.
+    isolated: bool = False
+    built_on_refattn: bool | None = None
     # The profile whose departures were accepted as declared; "" for none.
     profile: str = ""
 
@@ -139,6 +145,8 @@ class Report:
             "profile": self.profile or None,
             "declared": dict(self.declared),
             "notes": list(self.notes),
+            "isolated": self.isolated,
+            "built_on_refattn": self.built_on_refattn,
             "causal_without_q_start": self.alignment or None,
             "records": [record.as_dict() for record in self.records],
         }
@@ -159,6 +167,7 @@ def run_case(
     """
     from refattn.conformance.case import Unsupported
     from refattn.conformance.judge import judge
+    from refattn.conformance.targets.base import WorkerError
 
     about: dict[str, Any] = {"case": case.name, "clauses": case.clauses, "says": case.says, "dtype": dtype}
     problem, api = None, None
@@ -184,14 +193,14 @@ def run_case(
     except Unsupported as refusal:
         missing = getattr(refusal, "missing", ())
         return Record(**about, verdict="unsupported", message=str(refusal), missing=missing, notes=tuple(notes))
-    except AssertionError as fault:
-        verdict = "fail" if problem is None else "crashed"
-        about |= _where(fault) if problem is not None else {}
-        message = str(fault) or "an assertion failed"
-        return Record(**about, verdict=verdict, message=message, notes=tuple(notes))
+    except WorkerError as fault:
+        about |= {"verdict": fault.verdict, "message": str(fault), "place": fault.place, "trace": fault.trace}
+        return Record(**about, notes=tuple(notes))
     except (Exception, SystemExit) as fault:  # noqa: BLE001  # whatever a target raises is its verdict, exit included
-        message = f"{type(fault).__name__}: {fault}{target.hint(fault)}"
-        return Record(**about, **_where(fault), verdict="crashed", message=message, notes=tuple(notes))
+        if problem is None and isinstance(fault, AssertionError):
+            message = str(fault) or "an assertion failed"
+            return Record(**about, verdict="fail", message=message, notes=tuple(notes))
+        return Record(**about, **crash_of(fault, target), verdict="crashed", notes=tuple(notes))
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
     judged = judge(problem, result)
@@ -224,16 +233,20 @@ def run_suite(
     declared is a `profiles.Declared`, or None.
     """
     records: list[Record] = []
+    began: list[float] = []
     started, complete = time.monotonic(), True
     try:
         for case, dtype in pairs:
+            now = time.time()
             record = run_case(case, target, dtype, seed, capture=capture, declared=declared)
             records.append(record)
+            began.append(now)
             advance(record)
             if fail_fast and record.verdict in BROKEN:
                 break
     except KeyboardInterrupt:
         complete = False
+    records = with_leftovers(records, began, target.close())
     counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
     return Report(
         target=target.name,
@@ -245,7 +258,31 @@ def run_suite(
         counts=counts,
         notes=(*target.notes, *notes),
         profile="" if declared is None else declared.profile.name,
+        isolated=target.isolated,
+        built_on_refattn=target.built_on_refattn,
     )
+
+
+def with_leftovers(records: list[Record], began: list[float], left: list[float]) -> list[Record]:
+    """The records, those of cases that left processes running being failures; `left` is when these began."""
+    found = list(records)
+    # Processes tell their beginning in hundredths of a second.
+    blamed = Counter(max(0, bisect.bisect_right(began, moment + 0.01) - 1) for moment in left)
+    for place, count in blamed.items() if records else ():
+        message = f"the call left {count} process{'es' * (count > 1)} running after the target's own had ended"
+        if found[place].verdict not in BROKEN:
+            found[place] = replace(found[place], verdict="fail", fault="A7", message=message)
+        else:
+            found[place] = replace(found[place], notes=(*found[place].notes, message))
+    return found
+
+
+def crash_of(fault: BaseException, target: Any) -> dict[str, str]:
+    """What a record says of an error that the target raised: message, place and traceback."""
+    message = f"{type(fault).__name__}: {fault}{target.hint(fault)}"
+    if isinstance(fault, AssertionError):
+        message = str(fault) or "an assertion failed"
+    return {"message": message, "place": "", "trace": "", **_where(fault)}
 
 
 def chosen_pairs(

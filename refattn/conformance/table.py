@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from refattn.clauses import CHAPTERS, clause
-from refattn.conformance.runner import VERDICTS, Record, Report
+from refattn.conformance.runner import BROKEN, VERDICTS, Record, Report
 
 # Two lines of each header, so that all columns fit a narrow terminal.
 HEADERS = {
@@ -13,6 +13,8 @@ HEADERS = {
     "declared": ("decl-", "ared"),
     "fail": ("", "fail"),
     "crashed": ("", "crash"),
+    "timed out": ("timed", "out"),
+    "out of memory": ("out of", "memory"),
     "not judgeable": ("not judge-", "able"),
     "unsupported": ("unsup-", "ported"),
 }
@@ -50,7 +52,7 @@ def print_table(report: Report, labels: frozenset[str] | None, width: int) -> No
         line(letter, words, [], "bold")
         for label, records in members.items():
             counts = [sum(record.verdict == verdict for record in records) for verdict in verdicts]
-            broken = any(record.verdict in ("fail", "crashed") for record in records)
+            broken = any(record.verdict in BROKEN for record in records)
             style = "red" if broken else "" if counts[0] else "dim"
             line(label, clause(label).title, [str(count) if count else "" for count in counts], style)
     if len(chosen) > len({(record.case, record.dtype) for record in chosen}):

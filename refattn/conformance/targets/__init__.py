@@ -7,6 +7,6 @@ never sees an expected value.
 from __future__ import annotations
 
 from refattn.conformance.targets.base import Target, TargetError
-from refattn.conformance.targets.find import find_target
+from refattn.conformance.targets.find import find_target, is_own
 
-__all__ = ["Target", "TargetError", "find_target"]
+__all__ = ["Target", "TargetError", "find_target", "is_own"]

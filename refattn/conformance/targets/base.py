@@ -1,16 +1,24 @@
-"""What every target shares: arrays in the problem's memory layout, a second call, a look at the inputs afterwards."""
+"""What every target shares: arrays in the problem's memory layout, a second call, a look at the inputs afterwards.
+
+What a target does stands apart from what follows from it: `observe` calls and looks, `result_of` compares, and the two
+may run in different processes.
+"""
 
 from __future__ import annotations
 
+import sys
+import zlib
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from refattn.arrays import Array, library_of
+from refattn.arrays import Array, device_of, library_of
 from refattn.backend import Backend
 from refattn.conformance.case import Api, Problem
 from refattn.conformance.judge import Result
 from refattn.conformance.plain import Draw
+from refattn.conformance.targets.memory import Guarded, guarded, poison, shares_memory
 from refattn.dtypes import dtype_name
 from refattn.errors import RefattnError
 
@@ -30,6 +38,16 @@ class TargetError(Exception):
     """A target that cannot be called; the message says why, in one sentence, and what to do."""
 
 
+class WorkerError(Exception):
+    """How a call in a process of its own ended: a verdict, a message, the place in the target's code, a traceback."""
+
+    def __init__(self, verdict: str, message: str, place: str = "", trace: str = "", kind: str = "") -> None:
+        super().__init__(message)
+        self.verdict, self.place, self.trace = verdict, place, trace
+        # The class of the error that the target raised, if it did.
+        self.kind = kind
+
+
 class Answer(NamedTuple):
     """What one call gave, in the target's own arrays."""
 
@@ -38,11 +56,41 @@ class Answer(NamedTuple):
     weights: Array | None = None
 
 
+class Seen(NamedTuple):
+    """One array of an answer on the host: its values as float64, and the dtype name that it had."""
+
+    values: Array
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What came of the calls on one problem, before anything is compared."""
+
+    # What came instead of an array of q's library and device, in words; then nothing else is given.
+    foreign: str = ""
+    output: Seen | None = None
+    lse: Seen | None = None
+    weights: Seen | None = None
+    # The output of the second call, and of one more after a call with other inputs, if there was one.
+    second: Seen | None = None
+    third: Seen | None = None
+    # q, k and v after the calls, as float64.
+    inputs: dict[str, Array]
+    # The inputs beside which something was written, and those that the output shares memory with.
+    beside: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+
 class Target(Protocol):
     """An implementation that can be called."""
 
     name: str
     dtypes: tuple[str, ...]
+    # Whether refattn computes its answers, so that they are no second opinion; None if nobody looked.
+    built_on_refattn: bool | None
+    # Whether it runs in a process of its own.
+    isolated: bool
 
     def versions(self) -> dict[str, str]:
         """The libraries that the verdict is about, with their versions."""
@@ -64,6 +112,9 @@ class Target(Protocol):
     def api(self, draw: Draw) -> Api | None:
         """What checks of refattn's own functions get, or None for a foreign implementation."""
 
+    def close(self) -> list[float]:
+        """Ends what belongs to the target; when the processes began that it had left running, as time.time()."""
+
 
 class ArrayTarget:
     """A target on the arrays of one backend; subclasses say what they support and make one call."""
@@ -73,6 +124,11 @@ class ArrayTarget:
     features: frozenset[str] | None = None
     # What a user should know about how the target is called.
     notes: tuple[str, ...] = ()
+    built_on_refattn: bool | None = None
+    isolated = False
+    # Whether it is called between bands of NaN, on poisoned memory, and for half of the problems once more after a call
+    # with other data.
+    distrusted = True
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -121,52 +177,88 @@ class ArrayTarget:
         """The values of a floating array of the target, as float64."""
         return np.asarray(self.backend.host(x), dtype=np.float64)
 
+    def close(self) -> list[float]:
+        """Nothing was started, and nothing is known of what the implementation did."""
+        return []
+
     def call(self, problem: Problem) -> Result:
-        """Two calls on the same inputs, in the problem's memory layout, and a look at the inputs afterwards.
+        """Two calls on the same inputs, and what follows from them."""
+        return result_of(problem, self.observe(problem))
+
+    def observe(self, problem: Problem) -> Observed:
+        """Two or three calls on the same inputs, in the problem's memory layout, and a look at the inputs afterwards.
 
         The first answer is read after the calls that surround it, if there are any.
         """
-        inputs = {name: getattr(problem, name) for name in ("q", "k", "v")}
-        stored = {name: self._laid_out(x, problem) for name, x in inputs.items()}
-        self._other_call(problem)
+        more = self.distrusted and not problem.among_others and zlib.crc32(np.ascontiguousarray(problem.q)) % 2
+        placed = {name: self._placed(getattr(problem, name), problem) for name in ("q", "k", "v")}
+        stored = {name: one.view for name, one in placed.items()}
+        if problem.among_others:
+            self._other_call(problem)
+        if self._in_place:
+            poison(self, [(*problem.q.shape[:-1], problem.v.shape[-1]), problem.q.shape[:-1]], problem.dtype)
         answer = self.compute(problem, **stored, again=False)
-        self._other_call(problem)
+        if problem.among_others:
+            self._other_call(problem)
         for what, array in (("output", answer.output), ("log-sum-exp", answer.lse), ("weights", answer.weights)):
             if foreign := self._foreign(what, array, stored["q"]):
-                return Result(output=np.zeros(0), dtype="", library=False, foreign=foreign)
-        output, dtype = self._read(answer.output)
-        lse, lse_dtype = (None, "") if answer.lse is None else self._read(answer.lse)
-        weights = None if answer.weights is None else self._read(answer.weights)[0]
-        second = self._read(self.compute(problem, **stored, again=True).output)[0]
-        changed = tuple(n for n, x in inputs.items() if not np.array_equal(self.host(stored[n]), x, equal_nan=True))
-        return Result(
+                return Observed(foreign=foreign, inputs={})
+        shared = tuple(name for name, x in stored.items() if shares_memory(answer.output, x))
+        output = self._read(answer.output)
+        lse, weights = (None if x is None else self._read(x) for x in (answer.lse, answer.weights))
+        later = [self.compute(problem, **stored, again=True).output]
+        if more:
+            self._other_call(problem)
+            later.append(self.compute(problem, **stored, again=True).output)
+        for one in later:
+            if foreign := self._foreign("output of a later call", one, stored["q"]):
+                return Observed(foreign=foreign, inputs={})
+        buffers = {name: (one, self.host(one.buffer)) for name, one in placed.items() if one.buffer is not None}
+        return Observed(
             output=output,
-            dtype=dtype,
             lse=lse,
-            lse_dtype=lse_dtype,
             weights=weights,
-            changed=changed,
-            repeated=_same_bits(output, second),
+            second=self._read(later[0]),
+            third=self._read(later[1]) if more else None,
+            inputs={name: self.host(x) for name, x in stored.items()},
+            beside=tuple(name for name, (one, host) in buffers.items() if one.written_beside(host)),
+            shared=shared,
         )
 
-    def _other_call(self, problem: Problem) -> None:
-        """Where the problem asks for it, a call that is forgotten: no answer may come from it, or change with it."""
-        if problem.among_others:
-            self.compute(
-                problem, **{name: self._laid_out(-getattr(problem, name), problem) for name in "qkv"}, again=False
-            )
+    @property
+    def _in_place(self) -> bool:
+        """Whether memory is worth a look: it is not refattn's own, and arrays of the library can be written to."""
+        return self.distrusted and "mutable" in self.backend.capabilities
 
-    def _read(self, x: Any) -> tuple[Array, str]:
-        return self.host(x).copy(), dtype_name(x.dtype)  # a later call may write into the same memory
+    def _other_call(self, problem: Problem) -> None:
+        """A call with other data that is forgotten: no answer may come from it, or change with it."""
+        self.compute(problem, **{name: self._laid_out(-getattr(problem, name), problem) for name in "qkv"}, again=False)
+
+    def _read(self, x: Any) -> Seen:
+        return Seen(self.host(x).copy(), dtype_name(x.dtype))  # a later call may write into the same memory
 
     def _foreign(self, what: str, x: Any, like: Any) -> str:
-        """What x is, in words, if it is no array of the library of `like`; None stands for what is not offered."""
-        if (x is None and what != "output") or _library_of(x) == _library_of(like):
+        """What x is, in words, if it is no array of the library and device of `like`.
+
+        None stands for what is not offered. A class that only says that it is of the library is not.
+        """
+        if x is None and "output" not in what:
             return ""
+        if _library_of(x) == _library_of(like):
+            if type(x) is not type(like) and not _stands_in_its_module(type(x)):
+                return f"the {what} is {in_words(x)} that is no class of {_library_of(x)}"
+            there, here = (device_of(library_of(like, "q"), one) for one in (x, like))
+            return f"the {what} is on {there}, expected {here}, where q is" if there != here else ""
         expected = LIBRARIES.get(_library_of(like), _library_of(like))
         if not (hasattr(x, "dtype") and hasattr(x, "shape")):
             return f"the {what} is {in_words(x)}, expected an array of {expected}"
         return f"the {what} is an array of {LIBRARIES.get(_library_of(x), _library_of(x))}, expected {expected}"
+
+    def _placed(self, host: Array, problem: Problem) -> Guarded:
+        """The values as an array that lies in memory as the problem wants it, with bands beside it where that says nothing."""
+        if self._in_place and problem.layout == "contiguous":
+            return guarded(self, host, problem.dtype)
+        return Guarded(self._laid_out(host, problem), None)
 
     def _laid_out(self, host: Array, problem: Problem) -> Array:
         """The values as an array that lies in memory as the problem wants it."""
@@ -192,6 +284,25 @@ class ArrayTarget:
         axes = list(range(x.ndim))
         axes[first], axes[second] = axes[second], axes[first]
         return x.__array_namespace__().permute_dims(x, tuple(axes))
+
+
+def result_of(problem: Problem, observed: Observed) -> Result:
+    """What was observed, compared: which inputs changed, and whether later calls gave the same bits."""
+    if observed.foreign or observed.output is None:
+        return Result(output=np.zeros(0), dtype="", library=False, foreign=observed.foreign)
+    changed = tuple(n for n, x in observed.inputs.items() if not _same_bits(x, np.asarray(getattr(problem, n))))
+    return Result(
+        output=observed.output.values,
+        dtype=observed.output.dtype,
+        lse=None if observed.lse is None else observed.lse.values,
+        lse_dtype="" if observed.lse is None else observed.lse.dtype,
+        weights=None if observed.weights is None else observed.weights.values,
+        changed=changed,
+        beside=observed.beside,
+        shared=observed.shared,
+        repeated=observed.second is not None and _same_bits(observed.output.values, observed.second.values),
+        undisturbed=observed.third is None or _same_bits(observed.output.values, observed.third.values),
+    )
 
 
 def library_backend(name: str) -> Backend:
@@ -225,9 +336,17 @@ def _library_of(x: Any) -> str:
     return type(x).__module__.partition(".")[0]
 
 
+def _stands_in_its_module(cls: type) -> bool:
+    """Whether a class is found under the name that it goes by: a parameter of torch is, a pretender is not."""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls
+
+
 def _swapped(host: Array, first: int, second: int) -> Array:
     return np.ascontiguousarray(np.swapaxes(host, first, second))
 
 
 def _same_bits(x: Array, y: Array) -> bool:
-    return x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=True))
+    return x is y or x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=True))

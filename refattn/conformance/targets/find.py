@@ -8,6 +8,16 @@ PREFIX = "refattn-"
 TILED = "-tiled"
 # Implementations that run on NVIDIA devices alone, see `refattn.conformance.targets.nvidia`.
 ON_NVIDIA = ("flash-attn", "flash-attn-varlen", "xformers", "flashinfer", "cudnn")
+# Implementations of others that go by a plain name.
+FOREIGN = ("torch", *ON_NVIDIA)
+
+
+def is_own(name: str) -> bool:
+    """Whether the name is one of refattn's own, through one of its backends; no library is imported for it."""
+    from refattn import registry
+
+    backend = name.removeprefix(PREFIX).removesuffix(TILED)
+    return ":" not in name and name not in FOREIGN and backend in registry.names()
 
 
 def find_target(name: str, library: str | None = None, convention: str | None = None) -> ArrayTarget:

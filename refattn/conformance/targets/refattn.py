@@ -16,6 +16,9 @@ from refattn.dtypes import dtype_name
 class RefattnTarget(ArrayTarget):
     """refattn through the backend of that name."""
 
+    built_on_refattn = True
+    distrusted = False
+
     def __init__(self, backend: str, path: str = "dense") -> None:
         super().__init__(library_backend(backend))
         self.path = path

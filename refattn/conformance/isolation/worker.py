@@ -1,0 +1,122 @@
+"""The worker: it finds the target by name, calls it on inputs that it is sent, and sends back what came.
+
+It holds inputs only. What is expected is not in any message, and nothing here computes or compares it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refattn.arrays import Array
+from refattn.conformance.case import Unsupported
+from refattn.conformance.isolation.channel import Message, encoded, receive
+from refattn.conformance.isolation.messages import observed_entries, problem_of
+from refattn.conformance.isolation.provenance import Provenance
+from refattn.conformance.runner import crash_of
+from refattn.conformance.targets import TargetError, find_target
+
+# Seconds after which a worker ends itself whose parent did not: it is gone, then.
+GRACE = 30
+# Warnings of one call that are passed on, and characters of a text.
+WARNINGS, CHARACTERS = 20, 10_000
+
+
+def main(channel_number: int, trace_number: int) -> None:
+    """Answers requests until there are no more."""
+    _prepare(trace_number)
+    channel = socket.socket(fileno=channel_number)
+    channel.set_inheritable(False)
+    service = _Service()
+    while (message := receive(channel)) is not None and message.header["ask"] != "leave":
+        signal.alarm(math.ceil(message.header["seconds"]) + GRACE)
+        answer, arrays = service.answer(message)
+        signal.alarm(0)
+        with contextlib.suppress(Exception):  # a target may have closed it
+            sys.stdout.flush()
+        if _C is not None:
+            _C.fflush(None)
+        channel.sendall(encoded(answer | {"number": message.header["number"]}, arrays))
+
+
+class _Service:
+    """One target, once it is found."""
+
+    def __init__(self) -> None:
+        self._target: Any = None
+        self._provenance = Provenance()
+
+    def answer(self, message: Message) -> tuple[dict[str, Any], dict[str, Array]]:
+        """The answer's entries and arrays, whatever the target does with Python's own means."""
+        asks = {"find": self._find, "can": self._can, "call": self._call, "settle": self._settle}
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            entries, arrays = asks[message.header["ask"]](message)
+        told = [[str(one.message)[:CHARACTERS], one.filename, one.lineno] for one in warned[:WARNINGS]]
+        return entries | {"warned": told, "built_on": self._provenance.found}, arrays
+
+    def _find(self, message: Message) -> tuple[dict[str, Any], dict[str, Array]]:
+        self._provenance.watch()
+        try:
+            target = self._target = find_target(*message.header["target"])
+        except TargetError as fault:
+            return {"refused": str(fault)[:CHARACTERS]}, {}
+        self._provenance.look_at_modules()
+        about = {"name": target.name, "dtypes": list(target.dtypes), "versions": target.versions()}
+        return about | {"notes": list(target.notes), "refused": ""}, {}
+
+    def _can(self, message: Message) -> tuple[dict[str, Any], dict[str, Array]]:
+        needs, dtype = tuple(message.header["needs"]), message.header["dtype"]
+        reason, missing = self._target.unsupported(needs, dtype), self._target.missing(needs, dtype)
+        return {"reason": reason, "missing": list(missing)}, {}
+
+    def _call(self, message: Message) -> tuple[dict[str, Any], dict[str, Array]]:
+        problem = problem_of(message)
+        try:
+            with self._provenance.during_a_call(), np.errstate():  # what a target sets ends with the call
+                observed = self._target.observe(problem)
+        except Unsupported as refusal:
+            missing = [*getattr(refusal, "missing", ())]
+            return {"kind": "unsupported", "message": str(refusal)[:CHARACTERS], "missing": missing}, {}
+        except BaseException as fault:  # noqa: BLE001  # whatever a target raises is its verdict
+            told = {name: text[:CHARACTERS] for name, text in crash_of(fault, self._target).items()}
+            return {"kind": "raised", "class": type(fault).__name__, **told}, {}
+        entries, arrays = observed_entries(observed, problem)
+        return {"kind": "observed", **entries}, arrays
+
+    def _settle(self, message: Message) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Nothing: the question is whether this answer comes, and nothing before it."""
+        return {}, {}
+
+
+def _prepare(trace_number: int) -> None:
+    """A traceback where the process dies, no core dumps, prints that survive, and first in line when memory ends."""
+    os.set_inheritable(trace_number, False)
+    faulthandler.enable(file=trace_number)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+def _c_library() -> Any:
+    try:
+        return ctypes.CDLL(None)
+    except (OSError, TypeError):
+        return None
+
+
+_C = _c_library()
