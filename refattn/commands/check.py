@@ -194,7 +194,7 @@ def _target(args: argparse.Namespace, name: str) -> Any:
 
     if args.in_process or (is_own(name) and args.convention is None):
         return find_target(name, args.library, args.convention)
-    from refattn.conformance.isolation import AVAILABLE, IsolatedTarget
+    from refattn.conformance.isolation.target import AVAILABLE, IsolatedTarget
 
     if not AVAILABLE:
         raise _UsageError("targets run in a process of their own on POSIX systems alone: add --in-process")

@@ -279,9 +279,12 @@ def with_leftovers(records: list[Record], began: list[float], left: list[float])
 
 def crash_of(fault: BaseException, target: Any) -> dict[str, str]:
     """What a record says of an error that the target raised: message, place and traceback."""
-    message = f"{type(fault).__name__}: {fault}{target.hint(fault)}"
-    if isinstance(fault, AssertionError):
-        message = str(fault) or "an assertion failed"
+    try:
+        message = f"{type(fault).__name__}: {fault}{target.hint(fault)}"
+        if isinstance(fault, AssertionError):
+            message = str(fault) or "an assertion failed"
+    except Exception:  # noqa: BLE001  # an error of a foreign class may refuse even to be printed
+        message = f"{type(fault).__name__}, which cannot be printed"
     return {"message": message, "place": "", "trace": "", **_where(fault)}
 
 

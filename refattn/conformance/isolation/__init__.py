@@ -8,16 +8,5 @@
     provenance.py   whether a target is built on refattn
 
 This keeps honest verdicts honest, and careless targets apart from the judge. It is no sandbox: a target runs with the
-rights of the user who names it.
+rights of the user who names it. Nothing is imported here, because the worker needs only its half.
 """
-
-from __future__ import annotations
-
-import os
-
-from refattn.conformance.isolation.target import DEFAULT_SECONDS, IsolatedTarget
-
-# It needs sessions of processes and descriptors that are passed on.
-AVAILABLE = os.name == "posix"
-
-__all__ = ["AVAILABLE", "DEFAULT_SECONDS", "IsolatedTarget"]

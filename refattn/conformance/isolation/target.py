@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -17,6 +18,8 @@ from refattn.conformance.judge import Result
 from refattn.conformance.plain import Draw
 from refattn.conformance.targets.base import TargetError, WorkerError, result_of
 
+# Workers need sessions of processes, and descriptors that are passed on.
+AVAILABLE = os.name == "posix"
 DEFAULT_SECONDS = 60.0
 # What importing a library and building a target may take, and a short answer.
 START_SECONDS, SHORT_SECONDS = 300.0, 20.0
