@@ -30,7 +30,7 @@ def right(q: Array, k: Array, v: Array, *, causal: bool = False, scale: float | 
     scores = q.astype(wide) @ np.swapaxes(k, -1, -2).astype(wide)
     scores = scores * wide(q.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return (weights / weights.sum(axis=-1, keepdims=True) @ v.astype(wide)).astype(q.dtype)
 
@@ -100,7 +100,7 @@ def pretends_to_be_an_array(q: Array, k: Array, v: Array) -> Any:
 
 
 class _Liar(np.ndarray):
-    dtype = np.dtype("float32")  # type: ignore[assignment]  # the lie
+    dtype = np.dtype("float32")
 
     def __array_finalize__(self, other: Any) -> None:
         pass
@@ -135,8 +135,8 @@ def reads_past_the_end(q: Array, k: Array, v: Array) -> Array:
 
 
 def hands_back_its_input(q: Array, k: Array, v: Array) -> Array:
-    v[...] = right(q, k, v)
-    return v
+    q[...] = right(q, k, v)
+    return q
 
 
 def answers_in_its_input(q: Array, k: Array, v: Array) -> Array:
@@ -236,8 +236,8 @@ def patches_the_judge(q: Array, k: Array, v: Array) -> Array:
     from refattn.conformance.targets import base
 
     passed = judge.Judgement(verdict="pass", error_over_bound=0.0)
-    judge.judge = lambda *_: passed  # type: ignore[assignment]
-    base._same_bits = lambda *_: True  # type: ignore[assignment]
+    judge.judge = lambda *_: passed
+    base._same_bits = lambda *_: True
     np.array_equal = lambda *_, **__: True
     return np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
 
@@ -270,7 +270,7 @@ def answers_from_a_thread_and_dies(q: Array, k: Array, v: Array) -> Array:
 
 
 def returns_far_too_much(q: Array, k: Array, v: Array) -> Array:
-    return np.broadcast_to(np.float32(0), (2**20, 64))
+    return np.broadcast_to(np.float32(0), (2**18, 64))
 
 
 def raises_a_strange_error(q: Array, k: Array, v: Array) -> Array:

@@ -19,6 +19,7 @@ import pytest
 from refattn import cli
 from refattn.conformance.case import Problem
 from refattn.conformance.cases import all_cases
+from refattn.conformance.isolation import process
 from refattn.conformance.isolation.channel import MalformedError, Reader, encoded
 from refattn.conformance.isolation.messages import INPUTS, KEPT, inputs_of
 from refattn.conformance.isolation.process import MARK
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="workers need POSIX")
 
 CASES = {case.name: case for case in all_cases()}
 # A plain call, one among calls with other data, and one of a single key.
-PLAIN, AMONG, ONE_KEY = "numbers.the_same_twice", "numbers.among_other_calls", "empty_rows.many_queries_and_one_key"
+PLAIN, AMONG, ONE_KEY = "scores.width_of_one_head", "numbers.among_other_calls", "arrays.one_query_one_key"
 
 
 def judged(kernel: str, *names: str, seconds: float = 20.0, memory_limit: int | None = None) -> Report:
@@ -44,10 +45,10 @@ def _nothing_stays() -> Iterator[None]:
     """No process of a worker outlives its test."""
     yield
     left = []
-    for process in psutil.process_iter():
+    for one in psutil.process_iter():
         try:
-            if MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                left.append(process)
+            if MARK in one.environ() and one.status() != psutil.STATUS_ZOMBIE:
+                left.append(one)
         except (psutil.Error, OSError):
             continue
     assert [p for p in left if p.ppid() == os.getpid() or p.ppid() == 1] == []
@@ -63,7 +64,7 @@ HOSTILE = [
     ("mutates_its_input", "fail", "the call wrote to k"),
     ("writes_past_the_end", "fail", "the call wrote outside of v"),
     ("reads_past_the_end", "fail", "is nan, expected"),
-    ("hands_back_its_input", "fail", "the output shares memory with v"),
+    ("hands_back_its_input", "fail", "the call wrote to q; the output shares memory with q"),
     ("differs_on_the_second_call", "fail", "a second call with the same inputs gave other bits"),
     ("remembers_by_shape", "fail", "expected"),
     ("reuses_its_output", "fail", "expected"),
@@ -73,24 +74,174 @@ HOSTILE = [
     ("forges_with_the_right_number", "crashed", "an answer to a question that was not asked"),
     ("floods_the_channel", "crashed", "a header of more than 1 MiB, or none"),
     ("nests_its_json", "crashed", "a header that is none"),
-    ("closes_every_file", "crashed", "closed the channel"),
+    ("closes_every_file", "crashed", "ended its process with exit code 1"),
     ("patches_the_judge", "fail", "is 0, expected"),
     ("answers_from_a_thread_and_dies", "crashed", "SIGSEGV"),
-    ("returns_far_too_much", "fail", "has shape (1048576, 64)"),
+    ("returns_far_too_much", "fail", "has shape (262144, 64)"),
     ("raises_a_strange_error", "crashed", "Strange, which cannot be printed"),
     ("raises_with_control_characters", "crashed", "ValueError: \N{REPLACEMENT CHARACTER}[2J"),
-    ("leaves_a_child", "fail", "left 2 processes running"),
-    ("leaves_a_daemon", "fail", "left 2 processes running"),
-    ("forks_and_returns_twice", "crashed", "an answer to a question that was not asked"),
-    ("bombs", "crashed", "more than 512 processes"),
+    ("leaves_a_child", "fail", "processes running after the target's own had ended"),
+    ("leaves_a_daemon", "fail", "processes running after the target's own had ended"),
+    ("forks_and_returns_twice", "crashed", "the worker's channel"),
+    ("bombs", "crashed", "more than 32 processes"),
 ]
 
 
 @pytest.mark.parametrize(("kernel", "verdict", "words"), HOSTILE, ids=[one[0] for one in HOSTILE])
-def test_a_hostile_kernel(kernel: str, verdict: str, words: str) -> None:
+def test_a_hostile_kernel(kernel: str, verdict: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named, with the verdict that it deserves, on the case that it met; both cases have a verdict."""
+    monkeypatch.setattr(process, "MOST_PROCESSES", 32)
     report = judged(kernel)
     assert [record.case for record in report.records] == [PLAIN, AMONG]
     assert any(record.verdict == verdict and words in record.message for record in report.records), report.records
     assert (report.complete, report.conforms, report.isolated) == (True, False, True)
     json.dumps(report.as_dict()).encode("ascii")
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hang is timed out where it hangs, even if it hears no signal; memory is watched; impatience is said."""
+    monkeypatch.setattr("refattn.conformance.isolation.target.PATIENCE", 1)
+    monkeypatch.setattr("refattn.conformance.isolation.target.IMPATIENT_SECONDS", 0.3)
+    report = judged("hangs", seconds=0.5)
+    assert [(one.verdict, one.message) for one in report.records] == [
+        ("timed out", "no answer within 0.5 s (--time-limit)"),
+        ("timed out", "no answer within 0.3 s (--time-limit)"),
+    ]
+    assert "hostile_kernels.py" in report.records[0].place
+    assert "time.sleep" not in report.records[0].trace and "hangs" in report.records[0].trace
+    assert "the others had 0.3 s each" in report.notes[0]
+    assert judged("hangs_deaf", PLAIN, seconds=0.3).records[0].verdict == "timed out"
+    eaten = judged("eats_memory", memory_limit=2**29)
+    assert [(one.verdict, one.message) for one in eaten.records] == [
+        ("out of memory", "the call took more than 0.5 GiB (--memory-limit)")
+    ] * 2
+
+
+def test_what_is_printed_is_a_note() -> None:
+    """Text on standard output, from Python and past it, is a note and not an answer."""
+    (record, _) = judged("prints_garbage").records
+    assert record.verdict == "pass"
+    assert record.notes[0].startswith('printed: {"verdict": "pass"}')
+
+
+def test_a_view_of_an_input_is_a_fault() -> None:
+    """The right values in the memory of v are a fault where one key makes them right."""
+    (record,) = judged("answers_in_its_input", ONE_KEY).records
+    assert (record.verdict, record.about, record.message) == ("fail", "A7", "the output shares memory with v")
+
+
+def test_a_right_kernel_has_the_same_verdicts_everywhere() -> None:
+    """In a worker and in the judge's process every case ends alike, and nothing is built on refattn."""
+    pairs = [(case, "float32") for case in CASES.values() if case.build and "float32" in case.dtypes]
+    apart = run_suite(IsolatedTarget("hostile_kernels:right"), pairs, 20)
+    here = run_suite(find_target("hostile_kernels:right"), pairs, 20)
+
+    def told(report: Report) -> list[tuple[object, ...]]:
+        return [(one.case, one.verdict, one.message, one.error_over_bound, one.place) for one in report.records]
+
+    assert told(apart) == told(here)
+    assert apart.counts["pass"] > 100
+    assert (apart.built_on_refattn, here.built_on_refattn) == (False, None)
+    assert (apart.isolated, here.isolated) == (True, False)
+
+
+@pytest.mark.parametrize("kernel", ["calls_refattn", "patches_the_judge"])
+def test_built_on_refattn(kernel: str) -> None:
+    """A target that runs or imports refattn is said to, however it came by it."""
+    report = judged(kernel)
+    assert report.built_on_refattn is True
+    assert report.as_dict()["built_on_refattn"] is True
+    assert "built on refattn" in report.notes[-1]
+
+
+def test_only_inputs_cross() -> None:
+    """Every field of a problem is known to cross or to stay, and what is known or proven stays."""
+    names = {field.name for field in dataclasses.fields(Problem)}
+    assert names == {*INPUTS, *KEPT}
+    assert {"known", "certified"} <= set(KEPT)
+    case = next(case for name, case in CASES.items() if name.startswith("vectors.S"))
+    problem = case.problem("float32", 20)
+    plain, arrays = inputs_of(problem)
+    assert problem.certified
+    sent = encoded(plain, arrays)
+    for values in problem.certified.values():
+        assert np.ascontiguousarray(values).tobytes() not in sent
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\x02[]",
+        b"\0\0\0\x02{}",
+        b'\0\0\0\x0d{"arrays": 1}',
+        encoded({}, {"x": np.zeros(3)})[:-1] + b"12",
+        encoded({}, {"x": np.zeros(2000)}),
+        encoded({}, {}).replace(b"[]", b'[["x", "object", [1]]]').replace(b"\x0e", b"\x22"),
+    ],
+)
+def test_bytes_that_are_no_message(data: bytes) -> None:
+    """Lengths, headers, dtypes and sizes that no message has are refused before anything is made of them."""
+    with pytest.raises(MalformedError):
+        Reader(limit=1000).feed(data)
+
+
+def test_messages_cross_unchanged() -> None:
+    """Values come back in every bit, however the bytes arrive."""
+    values = {"x": np.array([[np.nan, -0.0, np.inf]]), "y": np.array(True), "z": np.zeros((2, 0), dtype=np.int64)}
+    reader, data = Reader(limit=1000), encoded({"a": [1, None]}, values)
+    assert all(reader.feed(data[place : place + 1]) is None for place in range(len(data) - 1))
+    message = reader.feed(data[-1:])
+    assert message is not None and message.header == {"a": [1, None]}
+    assert {name: x.tobytes() for name, x in message.arrays.items()} == {n: x.tobytes() for n, x in values.items()}
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel that dies gives exit code 1 and a complete report; one that dies at import gives 2 and a sentence."""
+    path = tmp_path / "out.json"
+    arguments = ["check", "hostile_kernels:segfaults", "--quick", "--clauses", "A4", "--json", str(path)]
+    assert cli.main(arguments) == 1
+    assert "segmentation fault" in capsys.readouterr().out
+    report = json.loads(path.read_text())
+    assert (report["complete"], report["isolated"], report["conforms"]) == (True, True, False)
+    assert {record["verdict"] for record in report["records"]} <= {"crashed", "unsupported"}
+    (tmp_path / "dies.py").write_text("import ctypes\nctypes.string_at(8)\n")
+    assert cli.main(["check", f"{tmp_path / 'dies.py'}:attention"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot be loaded" in err and "SIGSEGV" in err and err.count("\n") == 1
+    assert cli.main(["check", "hostile_kernels:right", "--time-limit", "0"]) == 2
+    assert "expected a number above 0" in capsys.readouterr().err
+
+
+def test_an_interrupt(tmp_path: Path) -> None:
+    """Ctrl-C during a hang ends the run with exit code 130, a valid partial report, and no process left."""
+    path = tmp_path / "out.json"
+    command = [sys.executable, "-m", "refattn", "check", "hostile_kernels:hangs", "--quick", "--json", str(path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as running:
+        deadline = time.monotonic() + 60
+        while not psutil.Process(running.pid).children() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (worker,) = psutil.Process(running.pid).children()
+        time.sleep(2)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    assert not worker.is_running()
+    assert json.loads(path.read_text())["complete"] is False
+
+
+def test_a_judge_that_is_killed_leaves_no_worker() -> None:
+    """A worker that waits ends when its judge is gone."""
+    code = (
+        "import os, signal\n"
+        "from refattn.conformance.isolation.target import IsolatedTarget\n"
+        "target = IsolatedTarget('hostile_kernels:right')\n"
+        "print(target._worker._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    number, deadline = int(done.stdout), time.monotonic() + 10
+    while psutil.pid_exists(number) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(number)

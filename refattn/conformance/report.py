@@ -86,7 +86,9 @@ def print_cases(report: Report) -> None:
 
 def explain(record: Record, head: str = "First failure") -> str:
     """One failure in words: which case, what must hold, where it is worst, the call, and the clauses' text."""
-    what = {"fail": "failed", "crashed": "raised an error", "out of memory": "ran out of memory", "pass": "passed"}.get(record.verdict, record.verdict)
+    what = {"fail": "failed", "crashed": "raised an error", "out of memory": "ran out of memory", "pass": "passed"}.get(
+        record.verdict, record.verdict
+    )
     lines = [_wrapped(f"{head}: {record.case} in {record.dtype} {what}")]
     if record.verdict == "crashed" and is_plainest(record):
         lines = [_wrapped(f"{head}: the plainest call raised an error, {record.case} in {record.dtype}")]

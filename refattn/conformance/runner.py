@@ -265,11 +265,13 @@ def run_suite(
 
 def with_leftovers(records: list[Record], began: list[float], left: list[float]) -> list[Record]:
     """The records, those of cases that left processes running being failures; `left` is when these began."""
-    found = list(records)
-    # Processes tell their beginning in hundredths of a second.
-    blamed = Counter(max(0, bisect.bisect_right(began, moment + 0.01) - 1) for moment in left)
-    for place, count in blamed.items() if records else ():
-        message = f"the call left {count} process{'es' * (count > 1)} running after the target's own had ended"
+    found, called = list(records), [place for place, one in enumerate(records) if one.verdict != "unsupported"]
+    moments = [began[place] for place in called]
+    # A process tells its beginning in hundredths of a second.
+    blamed = Counter(max(0, bisect.bisect_right(moments, moment + 0.02) - 1) for moment in left)
+    for number, count in blamed.items() if called else ():
+        place, those = called[number], "1 process" if count == 1 else f"{count} processes"
+        message = f"this call, or one right before it, left {those} running after the target's own had ended"
         if found[place].verdict not in BROKEN:
             found[place] = replace(found[place], verdict="fail", fault="A7", message=message)
         else:
@@ -277,7 +279,7 @@ def with_leftovers(records: list[Record], began: list[float], left: list[float])
     return found
 
 
-def crash_of(fault: BaseException, target: Any) -> dict[str, str]:
+def crash_of(fault: BaseException, target: Any) -> dict[str, Any]:
     """What a record says of an error that the target raised: message, place and traceback."""
     try:
         message = f"{type(fault).__name__}: {fault}{target.hint(fault)}"

@@ -117,4 +117,6 @@ def text_of(value: Any, limit: int = 20_000) -> str:
     """A text out of a message, of limited length and without control characters. Raises MalformedError for others."""
     if not isinstance(value, str):
         raise MalformedError("an entry that must be text and is not")
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value[:limit])
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value[:limit]
+    )

@@ -42,7 +42,9 @@ def inputs_of(problem: Problem) -> tuple[dict[str, Any], dict[str, Array]]:
 
 def problem_of(message: Message) -> Problem:
     """The same as a problem again, in the worker."""
-    plain = {name: tuple(x) if isinstance(x, list) else x for name, x in message.header["problem"].items()}
+    plain: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in message.header["problem"].items()
+    }
     # Numbers of no axes were numbers of NumPy; targets expect arrays that they may write to.
     arrays = {name: x.copy() if x.ndim else x[()] for name, x in message.arrays.items()}
     if plain["layout"] not in LAYOUTS:
@@ -55,12 +57,12 @@ def most_elements(problem: Problem) -> int:
     given = (problem.q, problem.k, problem.v, problem.shown, problem.bias)
     batch = np.broadcast_shapes(*(x.shape[:-3] for x in given if x is not None))
     rows = math.prod(batch) * problem.heads * problem.q.shape[-2]
-    return rows * max(problem.v.shape[-1], problem.k.shape[-2], 1) + SPARE
+    return int(rows * max(problem.v.shape[-1], problem.k.shape[-2], 1)) + SPARE
 
 
 def most_bytes(problem: Problem) -> int:
     """What all arrays of an answer may have: three outputs, log-sum-exp and weights, and the inputs once more."""
-    return 8 * (problem.q.size + problem.k.size + problem.v.size + 5 * most_elements(problem))
+    return 8 * (int(problem.q.size + problem.k.size + problem.v.size) + 5 * most_elements(problem))
 
 
 def observed_entries(observed: Observed, problem: Problem) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -86,7 +88,7 @@ def observed_of(message: Message, problem: Problem) -> Observed:
     """What was observed, as the worker says. Raises MalformedError for all that an answer cannot be."""
     header, arrays = message
     try:
-        parts = {name: _seen(name, part, arrays) for name, part in header["parts"].items()}
+        parts: dict[str, Seen | None] = {name: _seen(name, part, arrays) for name, part in header["parts"].items()}
         foreign = text_of(header["foreign"], 500)
         beside, shared = (tuple(name for name in NAMES if name in header[key]) for key in ("beside", "shared"))
         inputs = {} if foreign else {name: _floats(arrays[f"after {name}"]) for name in NAMES}
@@ -116,4 +118,3 @@ def _floats(x: Array) -> Array:
     if x.dtype != np.float64:
         raise ValueError
     return x
-

@@ -56,7 +56,7 @@ class Worker:
         self._printed, self._text = reading, bytearray()
         os.set_blocking(reading, False)
         path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
-        fds = (theirs.fileno(), self._trace.fileno())
+        fds, started = (theirs.fileno(), self._trace.fileno()), time.time()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", MAIN, path, *map(str, fds)],
@@ -70,6 +70,8 @@ class Worker:
         finally:
             theirs.close()
             os.close(writing)
+        # psutil counts from a boot time in whole seconds, hence the difference to our own clock.
+        self._clock = psutil.Process(self._process.pid).create_time() - started
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._printed, selectors.EVENT_READ)
@@ -116,7 +118,7 @@ class Worker:
         began = []
         for process in left:
             with contextlib.suppress(psutil.Error):
-                began.append(process.create_time())
+                began.append(process.create_time() - self._clock)
         self.kill()
         return began
 
@@ -204,7 +206,7 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):  # it writes where it was
                 self._process.send_signal(signal.SIGABRT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)
+            self._process.wait(2)
         code = self._process.poll()
         if verdict == "crashed" and not message:
             message = _end_in_words(code)

@@ -190,7 +190,7 @@ class ArrayTarget:
 
         The first answer is read after the calls that surround it, if there are any.
         """
-        more = self.distrusted and not problem.among_others and zlib.crc32(np.ascontiguousarray(problem.q)) % 2
+        more = self.distrusted and not problem.among_others and zlib.crc32(problem.q.tobytes()) % 2
         placed = {name: self._placed(getattr(problem, name), problem) for name in ("q", "k", "v")}
         stored = {name: one.view for name, one in placed.items()}
         if problem.among_others:
@@ -349,4 +349,4 @@ def _swapped(host: Array, first: int, second: int) -> Array:
 
 
 def _same_bits(x: Array, y: Array) -> bool:
-    return x is y or x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=True))
+    return x is y or (x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=True)))
