@@ -270,7 +270,7 @@ def answers_from_a_thread_and_dies(q: Array, k: Array, v: Array) -> Array:
 
 
 def returns_far_too_much(q: Array, k: Array, v: Array) -> Array:
-    return np.broadcast_to(np.float32(0), (2**18, 64))
+    return np.broadcast_to(np.float32(0), (2**14, 64))
 
 
 def raises_a_strange_error(q: Array, k: Array, v: Array) -> Array:
@@ -288,3 +288,37 @@ def raises_with_control_characters(q: Array, k: Array, v: Array) -> Array:
 def calls_refattn(q: Array, k: Array, v: Array, **options: Any) -> Array:
     attention = sys.modules["refattn"].attention
     return attention(q, k, v, **options)
+
+
+def stops_itself(q: Array, k: Array, v: Array) -> Array:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return right(q, k, v)
+
+
+def leaves_a_daemon_without_a_name(q: Array, k: Array, v: Array) -> Array:
+    subprocess.Popen("env -i setsid sleep 300 >/dev/null 2>&1 &", shell=True).wait()
+    return right(q, k, v)
+
+
+def replaces_the_output_streams(q: Array, k: Array, v: Array) -> Array:
+    if sys.stdout:
+        sys.stdout.close()
+    sys.stdout = sys.stderr = None
+    return right(q, k, v)
+
+
+def warns_about_a_device(q: Array, k: Array, v: Array) -> Array:
+    import warnings
+
+    warnings.warn_explicit("\U0001f600" * 10**6, UserWarning, "/dev/zero", 10**9)
+    return right(q, k, v)
+
+
+def forges_each_part(q: Array, k: Array, v: Array) -> Array:
+    worker: Any = sys.modules["refattn.conformance.isolation.worker"]
+    parts = [{"output": ["float32", [10**30]], "second": ["float32", ["x"]]}, [], {"output": 1}, {"bound": ["a", []]}]
+    chosen = parts[_calls[0] % len(parts)]
+    _calls[0] += 1
+    honest = worker.observed_entries
+    worker.observed_entries = lambda *a: (honest(*a)[0] | {"parts": chosen}, honest(*a)[1])
+    return right(q, k, v)

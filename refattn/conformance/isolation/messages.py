@@ -92,7 +92,7 @@ def observed_of(message: Message, problem: Problem) -> Observed:
         foreign = text_of(header["foreign"], 500)
         beside, shared = (tuple(name for name in NAMES if name in header[key]) for key in ("beside", "shared"))
         inputs = {} if foreign else {name: _floats(arrays[f"after {name}"]) for name in NAMES}
-    except (KeyError, TypeError, ValueError, AttributeError) as fault:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as fault:
         raise MalformedError("an answer that lacks a part, or has one of another form") from fault
     if not parts.keys() <= set(PARTS) or not (foreign or {"output", "second"} <= parts.keys()):
         raise MalformedError("an answer without an output, or with parts that nobody asked for")

@@ -50,6 +50,7 @@ class Worker:
     def __init__(self, memory_limit: int) -> None:
         self._memory_limit, self._mark = memory_limit, secrets.token_hex(16)
         self._closed = False
+        self._started: set[psutil.Process] = set()
         self._trace = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
         self._channel, theirs = socket.socketpair()
         reading, writing = os.pipe()
@@ -102,6 +103,7 @@ class Worker:
 
     def leave(self) -> list[float]:
         """Ends the worker in order, and then what it leaves behind; when those processes began."""
+        self._members()  # known by name while their parent lives
         with contextlib.suppress(OSError):
             self._channel.setblocking(False)
             self._channel.send(encoded({"ask": "leave"}, {}))
@@ -127,6 +129,7 @@ class Worker:
         if self._closed:
             return
         self._closed = True
+        self._members()
         for _ in range(100):  # what is being started meanwhile is found in the next round
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -232,25 +235,29 @@ class Worker:
             self._text += data[: max(0, MOST_PRINTED - len(self._text))]
 
     def _members(self) -> list[psutil.Process]:
-        """The processes of the worker's session."""
-        found = []
+        """The processes of the worker's session, and those that it started or, on Linux, inherited from them."""
+        found: set[psutil.Process] = set()
+        with contextlib.suppress(psutil.Error):
+            found.update(psutil.Process(self._process.pid).children(recursive=True))
         for pid in psutil.pids():
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(pid) == self._process.pid:
-                    found.append(psutil.Process(pid))
-        return found
+                    found.add(psutil.Process(pid))
+        self._started |= found
+        return [*found]
 
     def _marked(self) -> list[psutil.Process]:
         """The processes that the worker started, also those that left its session, for as long as they run."""
-        found = {process.pid: process for process in self._members()}
+        self._members()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if process.environ().get(MARK) == self._mark:
-                    found[process.pid] = process
+                    self._started.add(process)
         running = []
-        for process in found.values():
+        for process in self._started:
             with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE and process.pid != self._process.pid:
+                alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+                if alive and process.pid != self._process.pid:
                     running.append(process)
         return running
 

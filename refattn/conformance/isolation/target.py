@@ -17,6 +17,7 @@ from refattn.conformance.isolation.process import Worker
 from refattn.conformance.judge import Result
 from refattn.conformance.plain import Draw
 from refattn.conformance.targets.base import TargetError, WorkerError, result_of
+from refattn.dtypes import COMPUTED
 
 # Workers need sessions of processes, and descriptors that are passed on.
 AVAILABLE = os.name == "posix"
@@ -25,8 +26,15 @@ DEFAULT_SECONDS = 60.0
 START_SECONDS, SHORT_SECONDS = 300.0, 20.0
 # Of the memory that is free at the start.
 SHARE = 0.8
+# What a problem may need, see `Problem.needs`.
+FEATURES = ("causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start", "gqa", "lse", "weights")
 # After so many cases that took too long, a limit for the others that lets the run end.
 PATIENCE, IMPATIENT_SECONDS = 5, 1.0
+
+
+def _known(missing: Any) -> tuple[str, ...]:
+    """Those of the names that say what a problem needs."""
+    return tuple(one for one in FEATURES if one in missing)
 
 
 class IsolatedTarget:
@@ -50,7 +58,7 @@ class IsolatedTarget:
         try:
             about = self._start()
             self.name = text_of(about["name"], 200)
-            self.dtypes = tuple(text_of(one, 20) for one in about["dtypes"])
+            self.dtypes = tuple(one for one in COMPUTED if one in about["dtypes"])
             self._versions = {text_of(key, 50): text_of(version, 50) for key, version in about["versions"].items()}
             self._notes = tuple(text_of(note, 500) for note in about["notes"])
         except WorkerError as fault:
@@ -107,7 +115,7 @@ class IsolatedTarget:
             text = text_of(message.header["message"])
             if kind == "unsupported":
                 refusal: Any = Unsupported(text)
-                refusal.missing = tuple(text_of(one, 50) for one in message.header["missing"])
+                refusal.missing = _known(message.header["missing"])
                 raise refusal
             if kind == "raised":
                 place, trace, raised = (text_of(message.header[key]) for key in ("place", "trace", "class"))
@@ -135,7 +143,8 @@ class IsolatedTarget:
         if (needs, dtype) not in self._can:
             try:
                 header = self._ask({"ask": "can", "needs": needs, "dtype": dtype}, {}, SHORT_SECONDS).header
-                reason, missing = text_of(header["reason"], 1000), tuple(text_of(one, 50) for one in header["missing"])
+                reason, missing = text_of(header["reason"], 1000), header["missing"]
+                missing = (dtype,) if missing == [dtype] else _known(missing)
             except (WorkerError, MalformedError, KeyError, TypeError):
                 return "", ()
             self._can[needs, dtype] = reason, missing
@@ -147,6 +156,11 @@ class IsolatedTarget:
             if self._worker is None:
                 self._start()
             message = self._heard(header, arrays, seconds, most)
+        except TargetError as fault:
+            raise WorkerError("crashed", f"the target cannot be loaded once more: {fault}") from fault
+        except (MalformedError, KeyError, TypeError, AttributeError) as fault:
+            self._drop()
+            raise WorkerError("crashed", "the worker's channel holds what is no answer") from fault
         except WorkerError as fault:
             self._late += fault.verdict == "timed out"
             if fault.verdict == "timed out" and not str(fault):
@@ -184,7 +198,8 @@ class IsolatedTarget:
         warned = message.header.get("warned", [])
         for entry in warned if isinstance(warned, list) else []:
             if isinstance(entry, list) and len(entry) == 3 and type(entry[2]) is int:
-                warnings.warn_explicit(text_of(entry[0]), UserWarning, text_of(entry[1], 500), entry[2])
+                # A name in brackets is never read as a file.
+                warnings.warn_explicit(text_of(entry[0]), UserWarning, f"<{text_of(entry[1], 500)}>", entry[2])
 
     def _drop(self) -> None:
         worker, self._worker = self._worker, None

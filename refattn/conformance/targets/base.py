@@ -255,7 +255,7 @@ class ArrayTarget:
         return f"the {what} is an array of {LIBRARIES.get(_library_of(x), _library_of(x))}, expected {expected}"
 
     def _placed(self, host: Array, problem: Problem) -> Guarded:
-        """The values as an array that lies in memory as the problem wants it, with bands beside it where that says nothing."""
+        """The values as the problem wants them in memory; where it wants nothing, between bands of NaN."""
         if self._in_place and problem.layout == "contiguous":
             return guarded(self, host, problem.dtype)
         return Guarded(self._laid_out(host, problem), None)
