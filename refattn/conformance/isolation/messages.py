@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from refattn.arrays import Array
+from refattn.clauses import clause
 from refattn.conformance.case import LAYOUTS, Problem
 from refattn.conformance.isolation.channel import MalformedError, Message, text_of
 from refattn.conformance.targets.base import Observed, Seen
@@ -18,7 +19,7 @@ from refattn.conformance.targets.base import Observed, Seen
 # The fields of a problem that cross, and those that never do.
 INPUTS = (
     *("dtype", "q", "k", "v", "causal", "shown", "bias", "scale", "softcap", "sinks"),
-    *("q_start", "k_start", "layout", "among_others", "asks"),
+    *("q_start", "k_start", "window", "counts", "slopes", "layout", "among_others", "literal", "asks"),
 )
 KEPT = ("mask", "bias_of", "coherent", "known", "certified")
 NAMES = ("q", "k", "v")
@@ -69,6 +70,7 @@ def observed_entries(observed: Observed, problem: Problem) -> tuple[dict[str, An
     """What was observed as a header's entries and arrays; of arrays that are far too large the shape alone."""
     entries: dict[str, Any] = {
         "foreign": observed.foreign,
+        "misshapen": list(observed.misshapen or ()),
         "beside": list(observed.beside),
         "shared": list(observed.shared),
         "parts": {},
@@ -90,10 +92,13 @@ def observed_of(message: Message, problem: Problem) -> Observed:
     try:
         parts: dict[str, Seen | None] = {name: _seen(name, part, arrays) for name, part in header["parts"].items()}
         foreign = text_of(header["foreign"], 500)
+        misshapen = _misshapen(header["misshapen"])
         beside, shared = (tuple(name for name in NAMES if name in header[key]) for key in ("beside", "shared"))
-        inputs = {} if foreign else {name: _floats(arrays[f"after {name}"]) for name in NAMES}
+        inputs = {} if foreign or misshapen else {name: _floats(arrays[f"after {name}"]) for name in NAMES}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as fault:
         raise MalformedError("an answer that lacks a part, or has one of another form") from fault
+    if misshapen:
+        return Observed(misshapen=misshapen, inputs={})
     if not parts.keys() <= set(PARTS) or not (foreign or {"output", "second"} <= parts.keys()):
         raise MalformedError("an answer without an output, or with parts that nobody asked for")
     if any(x.shape != getattr(problem, name).shape for name, x in inputs.items()):
@@ -112,6 +117,13 @@ def _seen(name: str, part: Any, arrays: dict[str, Array]) -> Seen:
     else:  # too large to cross
         values = np.broadcast_to(np.float64(np.nan), shape)
     return Seen(values, text_of(dtype, 100))
+
+
+def _misshapen(words: list[Any]) -> tuple[str, str] | None:
+    if not words:
+        return None
+    label, text = words
+    return clause(label).label, text_of(text, 500)
 
 
 def _floats(x: Array) -> Array:

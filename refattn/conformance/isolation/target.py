@@ -48,9 +48,15 @@ class IsolatedTarget:
     isolated = True
 
     def __init__(
-        self, name: str, library: str = "numpy", *, seconds: float = DEFAULT_SECONDS, memory_limit: int | None = None
+        self,
+        name: str,
+        library: str | None = None,
+        convention: str | None = None,
+        *,
+        seconds: float = DEFAULT_SECONDS,
+        memory_limit: int | None = None,
     ) -> None:
-        self._wanted, self._seconds = [name, library], seconds
+        self._wanted, self._seconds = [name, library, convention], seconds
         self._memory_limit = memory_limit or int(SHARE * psutil.virtual_memory().available)
         self._worker: Worker | None = None
         self._can: dict[tuple[tuple[str, ...], str], tuple[str, tuple[str, ...]]] = {}

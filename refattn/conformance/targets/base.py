@@ -69,6 +69,8 @@ class Observed:
 
     # What came instead of an array of q's library and device, in words; then nothing else is given.
     foreign: str = ""
+    # Or the label of the clause that a wrong shape breaks, and words; then neither.
+    misshapen: tuple[str, str] | None = None
     output: Seen | None = None
     lse: Seen | None = None
     weights: Seen | None = None
@@ -288,6 +290,8 @@ class ArrayTarget:
 
 def result_of(problem: Problem, observed: Observed) -> Result:
     """What was observed, compared: which inputs changed, and whether later calls gave the same bits."""
+    if observed.misshapen:
+        return Result(output=np.zeros(0), dtype="", misshapen=observed.misshapen)
     if observed.foreign or observed.output is None:
         return Result(output=np.zeros(0), dtype="", library=False, foreign=observed.foreign)
     changed = tuple(n for n, x in observed.inputs.items() if not _same_bits(x, np.asarray(getattr(problem, n))))

@@ -19,8 +19,7 @@ from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.conventions.convention import Convention
 from refattn.conformance.conventions.express import Lacking, Parts, express, features_of
 from refattn.conformance.conventions.read import ConventionError, find_convention
-from refattn.conformance.judge import Result
-from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, library_backend
+from refattn.conformance.targets.base import Answer, ArrayTarget, Observed, TargetError, library_backend
 from refattn.conformance.targets.function import load_function
 
 
@@ -66,17 +65,17 @@ class ConventionTarget(ArrayTarget):
         """A host array in the target's library, on its device."""
         return self.backend.array(np.asarray(host), dtype, self.device)
 
-    def call(self, problem: Problem) -> Result:
-        """See `ArrayTarget.call`; a log-sum-exp in base 2 becomes a natural one."""
+    def observe(self, problem: Problem) -> Observed:
+        """See `ArrayTarget.observe`; a log-sum-exp in base 2 becomes a natural one."""
         try:
-            result = super().call(problem)
+            observed = super().observe(problem)
         except _Misshapen as fault:
             label, words = fault.args
-            return Result(output=np.zeros(0), dtype="", misshapen=(label, words))
+            return Observed(misshapen=(label, words), inputs={})
         lse = self.convention.lse
-        if result.lse is not None and lse is not None and lse.base == "2":
-            return replace(result, lse=result.lse * math.log(2))
-        return result
+        if observed.lse is not None and lse is not None and lse.base == "2":
+            return replace(observed, lse=observed.lse._replace(values=observed.lse.values * math.log(2)))
+        return observed
 
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """One call, or one for each entry of the batch where the convention has no batch axis."""
