@@ -25,7 +25,7 @@ from refattn.conformance.isolation.messages import INPUTS, KEPT, inputs_of
 from refattn.conformance.isolation.process import MARK
 from refattn.conformance.isolation.target import AVAILABLE, IsolatedTarget
 from refattn.conformance.runner import Report, run_suite
-from refattn.conformance.targets import find_target
+from refattn.conformance.targets import find_target, is_own
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="workers need POSIX")
 
@@ -156,7 +156,7 @@ def test_a_right_kernel_has_the_same_verdicts_everywhere() -> None:
 
 @pytest.mark.parametrize("kernel", ["calls_refattn", "patches_the_judge"])
 def test_built_on_refattn(kernel: str) -> None:
-    """A target that runs or imports refattn is said to, however it came by it."""
+    """A target that runs or imports refattn is said to, however it came by it; others are not, see above."""
     report = judged(kernel)
     assert report.built_on_refattn is True
     assert report.as_dict()["built_on_refattn"] is True
@@ -254,3 +254,19 @@ def test_a_judge_that_is_killed_leaves_no_worker() -> None:
     while psutil.pid_exists(number) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not psutil.pid_exists(number)
+
+
+@pytest.mark.library("torch")
+def test_another_convention_and_library() -> None:
+    """A function of torch's convention ends alike in a worker and here, and torch's own name runs in a worker."""
+    names = [name for name in CASES if name.startswith(("masks.", "heads.", "biases.alibi"))]
+    pairs = [(CASES[name], "bfloat16") for name in names if "bfloat16" in CASES[name].dtypes]
+    wanted = ("torch.nn.functional:scaled_dot_product_attention", None, "torch")
+    apart, here = run_suite(IsolatedTarget(*wanted), pairs, 20), run_suite(find_target(*wanted), pairs, 20)
+    assert [(one.verdict, one.message) for one in apart.records] == [(one.verdict, one.message) for one in here.records]
+    assert apart.counts["pass"] > 10
+    assert not apart.built_on_refattn
+    plain = [(CASES[name], "float32") for name in ("scores.width_of_one_head", "masks.causal", "heads.grouped_query")]
+    assert run_suite(IsolatedTarget("torch"), plain, 20).built_on_refattn is False
+    assert not is_own("torch")
+    assert is_own("numpy") and is_own("refattn-torch-tiled") and not is_own("numpy:dot")

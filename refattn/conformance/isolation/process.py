@@ -209,7 +209,7 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):  # it writes where it was
                 self._process.send_signal(signal.SIGABRT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2)
+            self._process.wait(0.5 if verdict == "timed out" else 2)
         code = self._process.poll()
         if verdict == "crashed" and not message:
             message = _end_in_words(code)

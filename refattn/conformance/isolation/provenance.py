@@ -12,15 +12,17 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
+
+from refattn import registry
 
 ROOTS = ("refattn", "refattn_backends")
 # What a target of any library needs to be called at all: it makes arrays, and reads them.
 NEEDED = (
     *("refattn.arrays", "refattn.backend", "refattn.dtypes", "refattn.errors", "refattn.registry"),
     *("refattn.conformance.targets", "refattn.conformance.isolation", "refattn.conformance.case"),
-    *("refattn.conformance.plain", "refattn.conformance.runner"),
+    *("refattn.conformance.plain", "refattn.conformance.runner", "refattn.conformance.conventions"),
 )
 VECTORS = os.path.join("refattn", "conformance", "vectors", "")  # noqa: PTH118  # part of what an audit event names
 # Calls that are looked into, since that takes time.
@@ -34,6 +36,7 @@ class Provenance:
         self.found = ""
         self._calls = 0
         self._known: set[str] = set()
+        self._backends = {f"refattn_backends.{name}" for name in registry.names()}
 
     def watch(self) -> None:
         """Looks at every import and every file that is opened from now on."""
@@ -54,12 +57,14 @@ class Provenance:
     def look_at_modules(self) -> None:
         """Looks for refattn among the globals of modules that came with the target."""
         for name in set(sys.modules) - self._known:
-            if _root(name) in ROOTS or _root(name) in sys.stdlib_module_names:
+            module = sys.modules[name]
+            if _root(name) in _OTHERS or not isinstance(module, ModuleType):
                 continue
-            for value in [*vars(sys.modules[name]).values()] if isinstance(sys.modules[name], ModuleType) else []:
-                own = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
-                if isinstance(value, (ModuleType, type)) or callable(value):
-                    self._noted(isinstance(own, str) and _root(own) in ROOTS, f"{name} holds {own}")
+            for value in [*vars(module).values()]:
+                # By type, because other objects may warn, or worse, when they are asked what they are.
+                if type(value) in (ModuleType, FunctionType, type):
+                    own = value.__name__ if type(value) is ModuleType else value.__module__
+                    self._noted(_is_own(own), f"{name} holds {own}")
 
     @contextlib.contextmanager
     def during_a_call(self) -> Iterator[None]:
@@ -85,9 +90,8 @@ class Provenance:
     def _entered(self, frame: Any, event: str, detail: Any) -> None:
         if event == "call" and not self.found:
             name = frame.f_globals.get("__name__")
-            own = isinstance(name, str) and _root(name) in ROOTS and not name.startswith(NEEDED)
             # The backends make arrays; what they compute with lies in modules of other names.
-            own = own and not (name.startswith("refattn_backends.") and frame.f_code.co_name in _ARRAY_FUNCTIONS)
+            own = _is_own(name) and name not in self._backends
             self._noted(own, f"it runs {name}.{frame.f_code.co_name}")
 
     def _noted(self, seen: bool, words: str) -> None:
@@ -95,10 +99,14 @@ class Provenance:
             self.found = words
 
 
-_ARRAY_FUNCTIONS = frozenset(
-    {"_array", "_host", "_devices", "host_dtype", "array", "host", "devices", "load", "__getattr__"}
-)
+# Modules that come with Python, refattn's own, and the worker's main one under its two names.
+_OTHERS = frozenset({*sys.stdlib_module_names, *ROOTS, "__main__", "__mp_main__"})
 
 
 def _root(name: str) -> str:
     return name.partition(".")[0]
+
+
+def _is_own(name: Any) -> bool:
+    """Whether a module is refattn's, and not one that targets of others need."""
+    return isinstance(name, str) and _root(name) in ROOTS and not name.startswith(NEEDED)

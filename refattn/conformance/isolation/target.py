@@ -73,6 +73,9 @@ class IsolatedTarget:
         except (MalformedError, KeyError, TypeError, AttributeError) as fault:
             self.close()
             raise TargetError(f"{name} cannot be loaded: its process says what cannot be read") from fault
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def notes(self) -> tuple[str, ...]:
