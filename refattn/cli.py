@@ -20,6 +20,8 @@ COMMANDS = {
     "backends": "list the array libraries that can run it here",
     "cost": "work, memory and cache size, and what the alternatives cost",
     "check": "judge an implementation, your own included",
+    "cases": "write inputs of cases as files, for a program in any language",
+    "compare": "judge what it wrote, or tensors dumped from anywhere",
     "vectors": "list or export calls with proven results, for any language",
     "reports": "public reports of wrong attention, and the cases that catch them",
 }

@@ -12,6 +12,7 @@ HEADERS = {
     "pass": ("", "pass"),
     "fail": ("", "fail"),
     "crashed": ("", "crash"),
+    "missing": ("", "miss"),
     "not judgeable": ("not judge-", "able"),
     "unsupported": ("unsup-", "ported"),
 }
