@@ -66,7 +66,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--save-inputs", metavar="FILE.npz", help="write inputs and visible pairs of --case to FILE.npz"
     )
     parser.add_argument(
-        "--save-failures", metavar="DIR", type=Path, help="write each failing case, and a script that repeats it, to DIR"
+        "--save-failures",
+        metavar="DIR",
+        type=Path,
+        help="write each failing case, and a script that repeats it, to DIR",
     )
     parser.add_argument("--seed", metavar="N", type=int, default=DEFAULT_SEED, help="data of the cases (%(default)s)")
     parser.add_argument(
@@ -75,8 +78,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs",
         metavar="FILE",
-        help="captured tensors (.npz or .safetensors) q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, k_start] as extra cases, "
-        "in the dtype in which they were stored (--dtype adds others)",
+        help="captured tensors (.npz or .safetensors) q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, "
+        "k_start] as extra cases, in the dtype in which they were stored (--dtype adds others)",
     )
     parser.add_argument("--only-inputs", action="store_true", help="run the cases of --inputs and no others")
     parser.set_defaults(stray=None)

@@ -111,5 +111,5 @@ def _of_file(args: argparse.Namespace, given: dict[str, Any]) -> Any:
 
 
 def _refused(message: str) -> int:
-    print(f"refattn compare: {message}", file=sys.stderr)
+    print(f"refattn compare: {' '.join(message.split())}", file=sys.stderr)
     return 2

@@ -7,7 +7,7 @@ one that q, k and v had where the file lost it. Results are for `refattn compare
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,13 +27,14 @@ REQUIRED = ("q", "k", "v")
 ARRAYS, NUMBERS, STARTS = ("mask", "bias", "sinks"), ("scale", "softcap"), ("q_start", "k_start")
 OPTIONAL = (*ARRAYS, *NUMBERS, "causal", *STARTS, "dtype")
 RESULTS = ("output", "lse", "weights")
-ASIDE = ("visible", "expected", "expected_lse", "bound", "layout", "coherent")
+ASIDE = ("visible", "expected", "expected_lse", "bound", "layout", "coherent", "among_others")
 NAMES = ", ".join((*REQUIRED, *OPTIONAL, *RESULTS))
 PREFIX = "inputs."
 CLAUSES_OF_ANY_INPUT = ("S5", "N6")
 # What takes its dtype from q.
 OF_Q = (*REQUIRED, "bias", "sinks", "output")
-KINDS = {"mask": "b", "visible": "b", "causal": "b", "coherent": "b"} | dict.fromkeys(STARTS, "iu")
+FLAGS = ("causal", "coherent", "among_others")
+KINDS = dict.fromkeys(("mask", "visible", *FLAGS), "b") | dict.fromkeys(STARTS, "iu")
 KINDS |= dict.fromkeys(NUMBERS, "fiu") | dict.fromkeys(("dtype", "layout"), "U")
 WORDS = {"b": "boolean", "f": "floating", "iu": "an integer", "fiu": "a number", "U": "a short text"}
 
@@ -73,7 +74,7 @@ def captured_cases(path: Path) -> list[CapturedCase]:
 
 
 def read_groups(
-    path: Path, dtype: str | None = None, given: Mapping[str, Tensor] | None = None, largest: int = LARGEST
+    path: Path, dtype: str | None = None, given: dict[str, Tensor] | None = None, largest: int = LARGEST
 ) -> list[Group]:
     """The problems of a file, in its order; arrays fit each other only once `check_group` has seen them.
 
@@ -112,7 +113,7 @@ def problem_of(group: Group, dtype: str | None = None) -> Problem:
         values |= {name: rounded(values[name], dtype) for name in values if name != "mask"}
     options: dict[str, Any] = {name: float(parts[name].stored.reshape(())) for name in NUMBERS if name in parts}
     options |= {name: _start(parts[name].stored) for name in STARTS if name in parts}
-    options |= {name: bool(parts[name].stored.reshape(())) for name in ("causal", "coherent") if name in parts}
+    options |= {name: bool(parts[name].stored.reshape(())) for name in FLAGS if name in parts}
     if "layout" in parts:
         options["layout"] = str(parts["layout"].stored)
     return Problem(dtype=dtype or group.dtype, shown=values.pop("mask", None), **values, **options)
@@ -124,7 +125,7 @@ def tensors_of(problem: Problem) -> dict[str, Tensor]:
     floats = {name: getattr(problem, name) for name in (*REQUIRED, "bias", "sinks")}
     parts = {name: tensor_of(x, wide) for name, x in floats.items() if x is not None}
     others: dict[str, Any] = {name: getattr(problem, name) for name in (*NUMBERS, "q_start")}
-    others |= {"mask": problem.shown, "causal": problem.causal or None, "coherent": problem.coherent or None}
+    others |= {"mask": problem.shown, **{name: getattr(problem, name) or None for name in FLAGS}}
     others["k_start"] = problem.k_start if "k_start" in problem.needs else None
     others["layout"] = problem.layout if problem.layout != LAYOUTS[0] else None
     others["dtype"] = problem.dtype if wide != problem.dtype else None
@@ -140,7 +141,7 @@ def save_inputs(path: Path, problems: Iterable[tuple[str, Problem]]) -> None:
     write_npz(path, stored)
 
 
-def _group(group: Group, dtype: str | None, given: Mapping[str, Tensor]) -> Group:
+def _group(group: Group, dtype: str | None, given: dict[str, Tensor]) -> Group:
     """With the options that were given, and floats in the dtype that is claimed for them."""
     parts = group.parts
     if missing := [group.called(name) for name in REQUIRED if name not in parts]:
@@ -169,6 +170,7 @@ def _group(group: Group, dtype: str | None, given: Mapping[str, Tensor]) -> Grou
 
 def _case(group: Group) -> CapturedCase:
     check_group(group)
+    shape = group.parts["q"].shape
 
     def build(draw: Draw) -> Problem:
         return replace(problem_of(group, draw.dtype), layout=LAYOUTS[0])
@@ -176,7 +178,7 @@ def _case(group: Group) -> CapturedCase:
     return CapturedCase(
         name=f"{PREFIX}{group.name or group.path.stem}",
         clauses=CLAUSES_OF_ANY_INPUT,
-        says=f"On captured tensors, q {group.parts['q'].shape}, the result is that of the specification within the bound.",
+        says=f"On captured tensors, q {shape}, the result is that of the specification within the bound.",
         # Narrowed tensors are other inputs, just as real.
         dtypes=COMPUTED,
         build=build,
@@ -196,7 +198,7 @@ def _check_kind(group: Group, part: str, tensor: Tensor) -> None:
     kind = "f" if tensor.dtype in FLOATS else tensor.stored.dtype.kind
     if kind not in expected:
         raise group.refused(f"{name} must be {WORDS[expected]}, it is {tensor.dtype}")
-    if part in (*NUMBERS, "causal", "coherent") and tensor.stored.size != 1:
+    if part in (*NUMBERS, *FLAGS) and tensor.stored.size != 1:
         raise group.refused(f"{name} must be a single value, its shape is {tensor.shape}")
     if part == "layout" and str(tensor.stored) not in LAYOUTS:
         raise group.refused(f"{name} must be one of {', '.join(LAYOUTS)}, it is {str(tensor.stored)!r}")

@@ -150,7 +150,9 @@ def _print_dumps(report: Report) -> None:
 
 def _print_missing(report: Report) -> None:
     """Results that did not come back, each with what would have been judged."""
-    missing = [f"{record.message} ({record.case} {record.dtype})" for record in report.records if record.verdict == "missing"]
+    missing = [
+        f"{record.message} ({record.case} {record.dtype})" for record in report.records if record.verdict == "missing"
+    ]
     if missing:
         more = f" and {len(missing) - SHOWN} more (--json FILE)" if len(missing) > SHOWN else ""
         print(_wrapped(f"Missing, so not judged: {', '.join(missing[:SHOWN])}{more}", "\n"))

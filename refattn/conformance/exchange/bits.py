@@ -30,13 +30,17 @@ class Tensor(NamedTuple):
 
     def values(self) -> Array:
         """Floats of any dtype as float64, and everything else as it is."""
-        if self.dtype == "bfloat16":
-            return (self.stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        if self.dtype == "float8_e5m2":
-            return (self.stored.astype(np.uint16) << 8).view(np.float16).astype(np.float64)
+        stored = self.stored
         if self.dtype == "float8_e4m3fn":
-            return _E4M3[self.stored]
-        return self.stored.astype(np.float64) if self.dtype in COMPUTED else self.stored
+            return _E4M3[stored]
+        if self.dtype == "float8_e5m2":
+            stored = (stored.astype(np.uint16) << 8).view(np.float16)
+        elif self.dtype == "bfloat16":
+            stored = (stored.astype(np.uint32) << 16).view(np.float32)
+        elif self.dtype not in COMPUTED:
+            return stored
+        with np.errstate(invalid="ignore"):  # a signalling NaN is one like any other
+            return stored.astype(np.float64)
 
     def data(self) -> bytes:
         """The elements in C order, little-endian."""

@@ -111,7 +111,9 @@ def _read_npy(path: Path, name: str, stream: IO[bytes], size: int) -> Tensor:
     data = stream.read()
     expected = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or len(data) != expected or stream.tell() != size:
-        raise TensorFileError(f"{path} cannot be read: {name!r} {shape} {dtype} has {len(data):,} of {expected:,} bytes")
+        raise TensorFileError(
+            f"{path} cannot be read: {name!r} {shape} {dtype} has {len(data):,} of {expected:,} bytes"
+        )
     array = np.frombuffer(data, dtype=dtype) if expected else np.zeros(math.prod(shape), dtype)
     return _tensor(path, name, array.reshape(shape, order="F" if turned else "C"))
 
@@ -138,7 +140,9 @@ def _read_safetensors(path: Path, largest: int) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, entry in entries:
         if (dtype := SAFETENSORS.get(entry["dtype"])) is None:
-            raise TensorFileError(f"{path}: {name!r} has dtype {entry['dtype']}, expected one of {', '.join(SAFETENSORS)}")
+            raise TensorFileError(
+                f"{path}: {name!r} has dtype {entry['dtype']}, expected one of {', '.join(SAFETENSORS)}"
+            )
         kind = np.dtype("u1" if dtype == "bool" else PATTERNS.get(dtype, dtype)).newbyteorder("<")
         array = np.frombuffer(entry["data"], dtype=kind).reshape(entry["shape"])
         found[name] = Tensor(array != 0 if dtype == "bool" else array, dtype)

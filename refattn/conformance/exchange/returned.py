@@ -83,7 +83,7 @@ def _as_exported(folder: Path) -> tuple[Selection, list[Exported]]:
         raise TensorFileError(f"{folder} holds no {MANIFEST}; expected a folder that `refattn cases export` made")
     try:
         given = json.loads(_text(folder, path))
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise TensorFileError(f"{path} is no JSON: {fault}") from fault
     if not isinstance(given, dict) or given.get("schema") != SCHEMA:
         raise TensorFileError(f"{path} has another schema than {SCHEMA}")
@@ -114,7 +114,8 @@ def _selection(path: Path, given: Any) -> Selection:
         right[name] = none or (isinstance(given[name], list) and all(word in words for word in given[name]))
     if wrong := [name for name, fits in right.items() if not fits]:
         raise TensorFileError(f"{path}: {wrong[0]} of the selection is {given[wrong[0]]!r}, which was never exported")
-    return Selection(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
+    return Selection(**values)
 
 
 def _difference(given: dict[str, Any], made: dict[str, Any]) -> str:
@@ -197,7 +198,9 @@ def _read_results(folder: Path, one: Exported, form: str) -> dict[str, Tensor]:
             raise TensorFileError(f"{path} holds {extra[0]!r}, expected output, lse and weights")
         if found and "output" not in found:
             raise TensorFileError(f"{path} holds no output, but {', '.join(sorted(found))}")
-        return {name: _floating(path, name, tensor.read_as(one.problem.dtype)) for name, tensor in found.items()}
+        if "output" in found:
+            found["output"] = found["output"].read_as(one.problem.dtype)
+        return {name: _floating(path, name, tensor) for name, tensor in found.items()}
     wide = "float64" if one.problem.dtype == "float64" else "float32"
     found = {}
     for name in RESULTS:

@@ -24,7 +24,7 @@ def in_words(problem: Problem, result: Result, judged: Judgement, model: str | N
             dtype=problem.dtype,
             model=model or ("unfused" if problem.dtype in LOW else "fused"),
             coherent=problem.coherent,
-            lse=result.lse,
+            lse=result.lse if judged.fault else None,  # a wrong output comes first
             rows=None,
         )
     except RefattnError:  # what attention refuses has no other reading
