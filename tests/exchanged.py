@@ -31,7 +31,8 @@ def read_case(folder: Path, form: str) -> tuple[dict[str, Array], dict[str, Any]
     if form == "npz":
         with np.load(folder / "inputs.npz", allow_pickle=False) as stored:
             return {name: x.view(own) if x.dtype == np.uint16 else x for name, x in stored.items()}, about
-    entries = safetensors.deserialize((folder / "inputs.safetensors").read_bytes())
+    deserialize: Any = safetensors.deserialize
+    entries = deserialize((folder / "inputs.safetensors").read_bytes())
     return {
         name: np.frombuffer(entry["data"], SAFETENSORS[entry["dtype"]]).reshape(entry["shape"])
         for name, entry in entries
@@ -53,7 +54,7 @@ def write_results(folder: Path, form: str, results: dict[str, Array]) -> None:
 
 def attend(tensors: dict[str, Array], about: dict[str, Any]) -> dict[str, Array]:
     """refattn's own answer to one case."""
-    options = {name: tensors[name] for name in ("mask", "bias", "sinks") if name in tensors}
+    options: dict[str, Any] = {name: tensors[name] for name in ("mask", "bias", "sinks") if name in tensors}
     options |= {name: about[name] for name in ("causal", "scale", "softcap")}
     options |= {name: np.asarray(x) if isinstance(x := about[name], list) else x for name in ("q_start", "k_start")}
     output, lse = refattn.attention_with_lse(*(tensors[name] for name in "qkv"), **options)

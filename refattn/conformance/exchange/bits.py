@@ -44,7 +44,8 @@ class Tensor(NamedTuple):
 
     def data(self) -> bytes:
         """The elements in C order, little-endian."""
-        return self.stored.astype(self.stored.dtype.newbyteorder("<"), order="C").tobytes()
+        data: bytes = self.stored.astype(self.stored.dtype.newbyteorder("<"), order="C").tobytes()
+        return data
 
     def digest(self) -> str:
         """SHA-256 of the elements in C order, little-endian."""
