@@ -62,10 +62,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--quick", action="store_true", help="float32 alone")
-    some.add_argument("--dtype", metavar="float32,...", type=_dtypes, help="only these dtypes")
+    some.add_argument("--dtype", metavar="float32,...", type=in_dtypes, help="only these dtypes")
     parser.add_argument("--case", metavar="NAME,...", help="only these cases, each shown in full")
     parser.add_argument(
         "--save-inputs", metavar="FILE.npz", help="write inputs and visible pairs of --case to FILE.npz"
+    )
+    parser.add_argument(
+        "--save-failures",
+        metavar="DIR",
+        type=Path,
+        help="write each failing case, and a script that repeats it, to DIR",
     )
     parser.add_argument("--seed", metavar="N", type=int, default=DEFAULT_SEED, help="data of the cases (%(default)s)")
     parser.add_argument(
@@ -81,9 +87,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--inputs",
-        metavar="FILE.npz",
-        help="captured tensors q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, k_start] as extra cases, "
-        "in the dtype in which they were stored (--dtype adds others)",
+        metavar="FILE",
+        help="captured tensors (.npz or .safetensors) q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, "
+        "k_start] as extra cases, in the dtype in which they were stored (--dtype adds others)",
     )
     parser.add_argument(
         "--profile",
@@ -99,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
     """Runs the suite: 0 the target conforms, 1 it does not, 2 it could not be asked, 130 interrupted."""
     from refattn.conformance.alignment import reading_of
     from refattn.conformance.capture import captured, let_through
-    from refattn.conformance.captured import CaptureError, save_inputs
+    from refattn.conformance.captured import save_inputs
+    from refattn.conformance.exchange.files import TensorFileError
+    from refattn.conformance.exchange.replay import Remembering
     from refattn.conformance.profiles import Declared, ProfileError, load
     from refattn.conformance.report import print_cases, print_report, progress, write_json
     from refattn.conformance.runner import run_suite
@@ -118,24 +126,34 @@ def run(args: argparse.Namespace) -> int:
             found = [(case, dtype) for case, dtype in pairs if case.build is not None]
             problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
             save_inputs(Path(args.save_inputs), problems)
-    except (TargetError, CaptureError, ProfileError, _UsageError) as fault:
+    except (TargetError, TensorFileError, ProfileError, _UsageError) as fault:
         return _refused(str(fault))
     except OSError as fault:
         return _refused(f"--save-inputs: {fault}")
     imported = tuple(f"while it was imported it {note}" for note in notes)
     # What the target prints with --case would run into a progress bar.
     bar: Any = contextlib.nullcontext(lambda record: None) if args.case else progress(len(pairs))
+    remembering = Remembering(target)
     with bar as advance:
-        report = run_suite(
-            target,
-            pairs,
-            args.seed,
-            fail_fast=args.fail_fast,
-            advance=advance,
-            capture=capture,
-            notes=imported,
-            declared=declared,
-        )
+
+        def judged(record: Any) -> None:
+            if args.save_failures:
+                remembering.save(args.save_failures, record, name, args.library, args.convention)
+            advance(record)
+
+        try:
+            report = run_suite(
+                remembering,
+                pairs,
+                args.seed,
+                fail_fast=args.fail_fast,
+                advance=judged,
+                capture=capture,
+                notes=imported,
+                declared=declared,
+            )
+        except OSError as fault:
+            return _refused(f"--save-failures: {fault}")
     causal = any(record.verdict == "pass" and "causal" in record.needs for record in report.records)
     if causal and report.lacking["q_start"] and not args.case:
         report = dataclasses.replace(report, alignment=reading_of(target, args.seed))
@@ -206,7 +224,8 @@ def _is_label(text: str) -> bool:
     return all(word.upper() in known for word in text.replace(",", " ").split())
 
 
-def _dtypes(text: str) -> tuple[str, ...]:
+def in_dtypes(text: str) -> tuple[str, ...]:
+    """Names of dtypes, with commas or spaces, for argparse."""
     words = tuple(text.replace(",", " ").split())
     if unknown := [word for word in words if word not in COMPUTED]:
         raise argparse.ArgumentTypeError(f"no dtype {', '.join(unknown)}; there are {', '.join(COMPUTED)}")

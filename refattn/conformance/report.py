@@ -27,8 +27,11 @@ SELDOM_OFFERED = {"weights", OWN_FUNCTIONS}
 
 
 @contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[Record], None]]:
-    """A function to call with each record; it draws a progress bar if standard error is a terminal."""
+def progress(total: int | None) -> Iterator[Callable[[Record], None]]:
+    """A function to call with each record; it draws a progress bar if standard error is a terminal.
+
+    total is None where nobody knows how many there will be.
+    """
     if not sys.stderr.isatty():
         yield lambda record: None
         return
@@ -63,6 +66,7 @@ def print_report(report: Report, labels: frozenset[str] | None = None, command: 
     print_table(report, labels, width())
     _print_dumps(report)
     _print_declared(report)
+    _print_missing(report)
     _print_unsupported(report)
     if report.alignment:
         print("\n" + _wrapped(note_on(report.alignment)))
@@ -113,6 +117,8 @@ def verdict_line(report: Report) -> str:
         return f"{report.target}: interrupted{judged}."
     if report.conforms:
         return f"{report.target} conforms{_profile(report)}{_extent(report)} ({counts}).{stored}"
+    if not report.broken and report.counts.get("missing"):
+        return f"{report.target}: results are missing, so it does not conform ({counts})."
     if not report.broken:
         return f"{report.target}: nothing could be judged, so it does not conform ({counts or 'no case was chosen'})."
     return f"{report.target} does not conform{_profile(report)} ({counts})."
@@ -156,6 +162,16 @@ def _print_dumps(report: Report) -> None:
     for number, record in enumerate(dumps):
         reason = f": {record.message}" if record.verdict not in ("pass", "fail") else ""
         print(_wrapped(f"{record.case}: {record.verdict} ({record.dtype}){reason}", "" if number else "\n"))
+
+
+def _print_missing(report: Report) -> None:
+    """Results that did not come back, each with what would have been judged."""
+    missing = [
+        f"{record.message} ({record.case} {record.dtype})" for record in report.records if record.verdict == "missing"
+    ]
+    if missing:
+        more = f" and {len(missing) - SHOWN} more (--json FILE)" if len(missing) > SHOWN else ""
+        print(_wrapped(f"Missing, so not judged: {', '.join(missing[:SHOWN])}{more}", "\n"))
 
 
 def _print_unsupported(report: Report) -> None:

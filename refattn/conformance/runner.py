@@ -18,7 +18,8 @@ from refattn.dtypes import COMPUTED
 DEFAULT_SEED = 20
 # One dtype after the other, float32 first: its failures are the easiest to read.
 DTYPE_ORDER = ("float32", "bfloat16", "float16", "float64")
-VERDICTS = ("pass", "declared", "fail", "crashed", "not judgeable", "unsupported")
+# "missing": what was asked for came back without a result, see `refattn compare`.
+VERDICTS = ("pass", "declared", "fail", "crashed", "missing", "not judgeable", "unsupported")
 BROKEN = ("fail", "crashed")
 # What a check of refattn's own functions is listed under where a target has none of them.
 OWN_FUNCTIONS = "refattn's own functions"
@@ -101,8 +102,8 @@ class Report:
 
     @property
     def conforms(self) -> bool:
-        """Whether something was judged, and nothing failed or crashed."""
-        return self.complete and self.counts.get("pass", 0) > 0 and not self.broken
+        """Whether something was judged, and nothing failed, crashed or is missing."""
+        return self.complete and self.counts.get("pass", 0) > 0 and not self.broken and not self.counts.get("missing")
 
     @property
     def broken(self) -> tuple[Record, ...]:
@@ -256,8 +257,8 @@ def chosen_pairs(
     return [(case, dtype) for dtype in DTYPE_ORDER if dtype in dtypes for case in chosen if dtype in case.dtypes]
 
 
-def problem_in_words(problem: Any, seed: int) -> str:
-    """The call of a problem: shapes, dtype, options and the seed of the data."""
+def problem_in_words(problem: Any, seed: int | None) -> str:
+    """The call of a problem: shapes, dtype, options and the seed of the data, if it was drawn."""
     words = [f"{name} {tuple(getattr(problem, name).shape)}" for name in ("q", "k", "v")]
     words = [f"{', '.join(words)} {problem.dtype}"]
     if problem.causal:
@@ -271,7 +272,7 @@ def problem_in_words(problem: Any, seed: int) -> str:
             words.append(f"{name}={value.tolist() if hasattr(value, 'tolist') else value}")
     if problem.layout != "contiguous":
         words.append(f"{problem.layout} in memory")
-    return ", ".join([*words, f"seed {seed}"])
+    return ", ".join(words if seed is None else [*words, f"seed {seed}"])
 
 
 def _where(fault: BaseException) -> dict[str, Any]:

@@ -13,6 +13,7 @@ HEADERS = {
     "declared": ("decl-", "ared"),
     "fail": ("", "fail"),
     "crashed": ("", "crash"),
+    "missing": ("", "miss"),
     "not judgeable": ("not judge-", "able"),
     "unsupported": ("unsup-", "ported"),
 }
