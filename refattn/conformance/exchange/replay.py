@@ -45,7 +45,7 @@ class Remembering:
         return result
 
     def save(self, folder: Path, record: Record, *how: str | None) -> None:
-        """Writes the last call if its record is of a failure; `how` are the arguments of `find_target`. Raises OSError."""
+        """Writes the last call if its record is of a failure; how: what `find_target` got. Raises OSError."""
         last, self.last = self.last, None
         if last is not None and record.verdict in BROKEN:
             save_failure(folder, f"{record.case}.{record.dtype}", *last, how)
