@@ -18,7 +18,7 @@ from refattn.arrays import Array
 from refattn.conformance.captured import captured_cases
 from refattn.conformance.cases import all_cases
 from refattn.conformance.exchange.files import TensorFileError
-from refattn.conformance.report import explain, verdict_line
+from refattn.conformance.reports.terminal import explain, verdict_line
 from refattn.conformance.runner import Record, chosen_pairs, run_case, run_suite
 from refattn.conformance.targets import TargetError, find_target
 

@@ -55,7 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn check`, its description and its examples."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("target", metavar="TARGET", nargs="?", help=TARGET)
+    parser.add_argument("--html", metavar="FILE", help="write one page that explains and draws each failure")
     parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
+    parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, for continuous integration")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     parser.add_argument(
         "--clauses", metavar="LABEL", nargs="+", action=_Clauses, help="only cases of these clauses or chapters: S1,M"
@@ -109,15 +111,19 @@ def run(args: argparse.Namespace) -> int:
     from refattn.conformance.exchange.files import TensorFileError
     from refattn.conformance.exchange.replay import Remembering
     from refattn.conformance.profiles import Declared, ProfileError, load
-    from refattn.conformance.report import print_cases, print_report, progress, write_json
+    from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, check_places, write_all
+    from refattn.conformance.reports.terminal import print_cases, print_report, progress
     from refattn.conformance.runner import run_suite
     from refattn.conformance.targets import TargetError, find_target
 
     name = args.target or args.stray
-    capture: Any = (lambda _: let_through(args.json == "-")) if args.case else captured
+    places = {f"--{form}": where for form in ("json", "junit", "html") if (where := getattr(args, form)) is not None}
+    reserved = STANDARD_OUTPUT in places.values()
+    capture: Any = (lambda _: let_through(reserved)) if args.case else captured
     notes: list[str] = []
     try:
         _check_usage(args, name)
+        check_places(places)
         with capture(notes):
             target = find_target(name, args.library, args.convention)
         pairs = _pairs(args)
@@ -126,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
             found = [(case, dtype) for case, dtype in pairs if case.build is not None]
             problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
             save_inputs(Path(args.save_inputs), problems)
-    except (TargetError, TensorFileError, ProfileError, _UsageError) as fault:
+    except (TargetError, TensorFileError, ProfileError, ReportError, _UsageError) as fault:
         return _refused(str(fault))
     except OSError as fault:
         return _refused(f"--save-inputs: {fault}")
@@ -155,17 +161,19 @@ def run(args: argparse.Namespace) -> int:
         except OSError as fault:
             return _refused(f"--save-failures: {fault}")
     causal = any(record.verdict == "pass" and "causal" in record.needs for record in report.records)
-    if causal and report.lacking["q_start"] and not args.case:
+    if causal and report.complete and report.lacking["q_start"] and not args.case:
         report = dataclasses.replace(report, alignment=reading_of(target, args.seed))
-    if args.json:
-        try:
-            write_json(report, args.json)
-        except OSError as fault:
-            return _refused(f"--json: {fault}")
-    if args.json != "-" and args.case:
+    unwritten = ""
+    try:
+        write_all(report, places, _command(args, name))
+    except ReportError as fault:
+        unwritten = str(fault)
+    if not reserved and args.case:
         print_cases(report)
-    elif args.json != "-":
+    elif not reserved:
         print_report(report, args.clauses, _command(args, name))
+    if unwritten:
+        return _refused(unwritten)
     if not report.complete:
         return INTERRUPTED
     return 0 if report.conforms else 1

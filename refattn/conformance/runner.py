@@ -7,11 +7,12 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+from refattn import __version__
 from refattn.conformance.capture import captured
 from refattn.dtypes import COMPUTED
 
@@ -21,8 +22,25 @@ DTYPE_ORDER = ("float32", "bfloat16", "float16", "float64")
 # "missing": what was asked for came back without a result, see `refattn compare`.
 VERDICTS = ("pass", "declared", "fail", "crashed", "missing", "not judgeable", "unsupported")
 BROKEN = ("fail", "crashed")
+# Of the JSON that a report becomes; another number for each change that a reader would notice.
+FORMAT = 1
 # What a check of refattn's own functions is listed under where a target has none of them.
 OWN_FUNCTIONS = "refattn's own functions"
+# Failing cases whose data a report keeps for its pictures, and the most elements of all of them together.
+PICTURED, PICTURED_ELEMENTS = 60, 2**24
+
+
+class Evidence(NamedTuple):
+    """What a failure was judged on: a Problem and the target's Result, None where the call raised an error."""
+
+    problem: Any
+    result: Any
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        arrays = (*vars(self.problem).values(), *(vars(self.result).values() if self.result else ()))
+        return sum(int(x.size) for x in arrays if hasattr(x, "size"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +68,8 @@ class Record:
     # Where the target's own code raised, as file:line, and its traceback.
     place: str = ""
     trace: str = ""
+    # For pictures; kept for some failures alone, see `run_suite`.
+    evidence: Evidence | None = field(default=None, repr=False, compare=False)
 
     @property
     def about(self) -> str:
@@ -129,6 +149,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
+            "format": FORMAT,
             "target": self.target,
             "versions": self.versions,
             "seed": self.seed,
@@ -187,16 +208,18 @@ def run_case(
         return Record(**about, verdict="unsupported", message=str(refusal), missing=missing, notes=tuple(notes))
     except AssertionError as fault:
         verdict = "fail" if problem is None else "crashed"
-        about |= _where(fault) if problem is not None else {}
+        about |= _where(fault) | _evidence(problem) if problem is not None else {}
         message = str(fault) or "an assertion failed"
         return Record(**about, verdict=verdict, message=message, notes=tuple(notes))
     except (Exception, SystemExit) as fault:  # noqa: BLE001  # whatever a target raises is its verdict, exit included
         message = f"{type(fault).__name__}: {fault}{target.hint(fault)}"
-        return Record(**about, **_where(fault), verdict="crashed", message=message, notes=tuple(notes))
+        about |= _where(fault) | _evidence(problem)
+        return Record(**about, verdict="crashed", message=message, notes=tuple(notes))
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
     judged = judge(problem, result)
     choices = declared.explains(problem, result) if declared is not None and judged.verdict == "fail" else ()
+    about |= _evidence(problem, result) if judged.verdict == "fail" and not choices else {}
     return Record(
         **about,
         verdict="declared" if choices else judged.verdict,
@@ -223,13 +246,14 @@ def run_suite(
     """The report on all pairs of case and dtype; an interrupt ends it early and leaves what there is.
 
     declared is a `profiles.Declared`, or None.
+    Evidence is kept for the first failure of each case, of PICTURED cases and PICTURED_ELEMENTS numbers at most.
     """
     records: list[Record] = []
     started, complete = time.monotonic(), True
     try:
         for case, dtype in pairs:
             record = run_case(case, target, dtype, seed, capture=capture, declared=declared)
-            records.append(record)
+            records.append(_with_bounded_evidence(record, records))
             advance(record)
             if fail_fast and record.verdict in BROKEN:
                 break
@@ -238,7 +262,7 @@ def run_suite(
     counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
     return Report(
         target=target.name,
-        versions=target.versions(),
+        versions={"refattn": __version__, **target.versions()},
         seed=seed,
         records=tuple(records),
         complete=complete,
@@ -273,6 +297,20 @@ def problem_in_words(problem: Any, seed: int | None) -> str:
     if problem.layout != "contiguous":
         words.append(f"{problem.layout} in memory")
     return ", ".join(words if seed is None else [*words, f"seed {seed}"])
+
+
+def _evidence(problem: Any, result: Any = None) -> dict[str, Any]:
+    return {} if problem is None else {"evidence": Evidence(problem, result)}
+
+
+def _with_bounded_evidence(record: Record, earlier: list[Record]) -> Record:
+    """The record, without its evidence if the earlier ones hold enough."""
+    if record.evidence is None:
+        return record
+    kept = {one.case: one.evidence.elements for one in earlier if one.evidence is not None}
+    # What a user captured comes last, and is what they ask about.
+    room = (len(kept) < PICTURED or record.case.startswith("inputs.")) and sum(kept.values()) + record.evidence.elements <= PICTURED_ELEMENTS
+    return record if room and record.case not in kept else replace(record, evidence=None)
 
 
 def _where(fault: BaseException) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from refattn.conformance.cases import all_cases
-from refattn.conformance.report import explain
+from refattn.conformance.reports.terminal import explain
 from refattn.conformance.runner import DEFAULT_SEED, chosen_pairs, run_case
 from refattn.dtypes import COMPUTED
 

@@ -1,15 +1,13 @@
-"""Verdicts shown: a progress bar, the verdict, a table by clause, the most telling failure explained, JSON."""
+"""On a terminal: a progress bar, the verdict, a table by clause, and the most telling failure explained."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from refattn.clauses import clause
 from refattn.conformance.alignment import note_on
@@ -42,15 +40,6 @@ def progress(total: int | None) -> Iterator[Callable[[Record], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda record: bar.update(task, advance=1, description=f"{record.case} {record.dtype}")
-
-
-def write_json(report: Report, where: str) -> None:
-    """The report as JSON to a file, or to standard output for "-"."""
-    text = json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n"
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text, encoding="utf-8")
 
 
 def print_report(report: Report, labels: frozenset[str] | None = None, command: str = "") -> None:
@@ -124,6 +113,30 @@ def verdict_line(report: Report) -> str:
     return f"{report.target} does not conform{_profile(report)} ({counts})."
 
 
+def unsupported_lines(report: Report) -> list[str]:
+    """What the target lacks, each with the number of cases; dtypes and other reasons on lines of their own."""
+    missing = report.lacking
+    dtypes = {one: count for one, count in missing.items() if one in COMPUTED}
+    options = {one: count for one, count in missing.items() if one not in {*COMPUTED, "lse", OWN_FUNCTIONS}}
+    lines = []
+    if options:
+        (first, count), *others = options.items()
+        lines.append(", ".join([f"cannot express {first}: {_cases(count)}", *(f"{name}: {n}" for name, n in others)]))
+    if missing["lse"]:
+        lines.append(f"returns no log-sum-exp: {_cases(missing['lse'])}")
+    if missing[OWN_FUNCTIONS]:
+        lines.append(f"lacks {OWN_FUNCTIONS} (errors, layers, caches, ...): {_cases(missing[OWN_FUNCTIONS])}")
+    unsupported = [record for record in report.records if record.verdict == "unsupported"]
+    for dtype, count in dtypes.items():
+        reason = next(record.message for record in unsupported if record.missing == (dtype,))
+        lines.append(f"{reason}: {_cases(count)}")
+    others = Counter(record.message for record in unsupported if not record.missing).most_common()
+    lines += [f"{reason}: {_cases(count)}" for reason, count in others[:SHOWN]]
+    if len(others) > SHOWN:
+        lines.append(f"{len(others) - SHOWN} other reasons: {_cases(sum(n for _, n in others[SHOWN:]))} (--json FILE)")
+    return lines
+
+
 def width() -> int:
     """Columns to write in: those of a terminal, at most WIDTH, and WIDTH in a pipe."""
     return max(40, min(WIDTH, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else WIDTH
@@ -175,26 +188,7 @@ def _print_missing(report: Report) -> None:
 
 
 def _print_unsupported(report: Report) -> None:
-    """What the target lacks, each with the number of cases; dtypes and other reasons on lines of their own."""
-    missing = report.lacking
-    dtypes = {one: count for one, count in missing.items() if one in COMPUTED}
-    options = {one: count for one, count in missing.items() if one not in {*COMPUTED, "lse", OWN_FUNCTIONS}}
-    lines = []
-    if options:
-        (first, count), *others = options.items()
-        lines.append(", ".join([f"cannot express {first}: {_cases(count)}", *(f"{name}: {n}" for name, n in others)]))
-    if missing["lse"]:
-        lines.append(f"returns no log-sum-exp: {_cases(missing['lse'])}")
-    if missing[OWN_FUNCTIONS]:
-        lines.append(f"lacks {OWN_FUNCTIONS} (errors, layers, caches, ...): {_cases(missing[OWN_FUNCTIONS])}")
-    unsupported = [record for record in report.records if record.verdict == "unsupported"]
-    for dtype, count in dtypes.items():
-        reason = next(record.message for record in unsupported if record.missing == (dtype,))
-        lines.append(f"{reason}: {_cases(count)}")
-    others = Counter(record.message for record in unsupported if not record.missing).most_common()
-    lines += [f"{reason}: {_cases(count)}" for reason, count in others[:SHOWN]]
-    if len(others) > SHOWN:
-        lines.append(f"{len(others) - SHOWN} other reasons: {_cases(sum(n for _, n in others[SHOWN:]))} (--json FILE)")
+    lines = unsupported_lines(report)
     if lines:
         print("\nUnsupported, so not judged:")
     for line in lines:
