@@ -309,7 +309,9 @@ def _with_bounded_evidence(record: Record, earlier: list[Record]) -> Record:
         return record
     kept = {one.case: one.evidence.elements for one in earlier if one.evidence is not None}
     # What a user captured comes last, and is what they ask about.
-    room = (len(kept) < PICTURED or record.case.startswith("inputs.")) and sum(kept.values()) + record.evidence.elements <= PICTURED_ELEMENTS
+    room = (len(kept) < PICTURED or record.case.startswith("inputs.")) and sum(
+        kept.values()
+    ) + record.evidence.elements <= PICTURED_ELEMENTS
     return record if room and record.case not in kept else replace(record, evidence=None)
 
 

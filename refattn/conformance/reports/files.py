@@ -1,4 +1,4 @@
-"""Where reports are written: looked at before a run, so that minutes of work are not lost, and replaced as a whole after it."""
+"""Where reports are written: looked at before a run, so that no work is lost, and replaced as a whole after it."""
 
 from __future__ import annotations
 
@@ -52,18 +52,23 @@ def write_all(report: Report, places: dict[str, str], command: str) -> None:
     for option, where in places.items():
         text = FORMS[option](report, command)
         try:
-            with _faults_of(option, where):
-                if where == STANDARD_OUTPUT:
-                    sys.stdout.write(text)
-                else:
-                    write_whole(Path(where).resolve(), text)
+            write_text(option, where, text)
         except ReportError as fault:
             faults.append(str(fault))
     if faults:
         raise ReportError("; ".join(faults))
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_text(option: str, where: str, text: str) -> None:
+    """Writes text to a place, - being standard output. Raises ReportError."""
+    with _faults_of(option, where):
+        if where == STANDARD_OUTPUT:
+            sys.stdout.write(text)
+        else:
+            _write_whole(Path(where).resolve(), text)
+
+
+def _write_whole(path: Path, text: str) -> None:
     """Writes a file beside, then puts it in the place of path, so that no reader ever sees half of it.
 
     What is no ordinary file, such as a pipe, is written to directly. Raises OSError, and then leaves path as it was.

@@ -16,7 +16,7 @@ from refattn.arrays import Array
 from refattn.conformance.reports.text import printable
 
 # Pixels: of a cell, of the room that a picture aims at, of a line of text and a character of it, and around the cells.
-LEAST, MOST, ROOM = 4, 26, 256
+LEAST, MOST, ROOM = 3, 26, 208
 # Cells from this size on are told apart by lines.
 LINED = 8
 LINE, CHARACTER = 16, 6.2
@@ -67,15 +67,20 @@ def heatmap(
     scale: Scale | None = None,
     mark: tuple[int, int, int, int] | None = None,
     style: str = "",
+    footer: Sequence[str] = (),
 ) -> str:
     """SVG text of a matrix of indices into kinds, not empty.
 
     name begins the ids and is theirs alone in a page; title and says are the alternative text; mark is the row, the
-    column, the number of rows and of columns of a rectangle; style is CSS for a picture that stands alone.
+    column, the number of rows and of columns of a rectangle; style is CSS for a picture that stands alone, which
+    footer, lines of text, can end.
     """
     rows, columns = cells.shape
     high, wide = (max(LEAST, min(MOST, ROOM // count)) for count in (rows, columns))
     legend, legend_width, legend_height = _legend(cells, kinds, scale)
+    for line in footer:
+        legend.append(f'<text y="{legend_height + 10}">{_text(line)}</text>')
+        legend_width, legend_height = max(legend_width, len(line) * CHARACTER + 16), legend_height + LINE
     width = max(LEFT + columns * wide + 12, legend_width)
     height = TOP + rows * high + 14 + legend_height
     parts = [
@@ -98,7 +103,10 @@ def heatmap(
         parts.append(f'<path class="grid" d="{"".join(lines)}"/>')
     if mark:
         row, column, deep, broad = mark
-        parts.append(f'<rect class="mark" x="{column}" y="{row}" width="{broad}" height="{deep}"/>')
+        around = 0 if min(high, wide) >= LINED else 1  # so that the frame does not cover what it marks
+        size = f'width="{broad + 2 * around}" height="{deep + 2 * around}"'
+        frame = f'x="{column - around}" y="{row - around}" {size}'
+        parts.append(f'<rect class="halo" {frame}/><rect class="mark" {frame}/>')
     parts += ["</g>", f'<g transform="translate(8 {TOP + rows * high + 18})">', *legend, "</g></svg>"]
     return "\n".join(parts)
 

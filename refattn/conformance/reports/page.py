@@ -7,6 +7,7 @@ states too. What a target named, printed or raised is text and nothing else.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
@@ -145,9 +146,11 @@ def _failure(name: str, records: list[Record], command: str) -> list[str]:
         f"In {first.dtype}": f'<span class="bad">{_text(_outcome(first))}</span>',
         "Diagnosis": f"<strong>{_text(diagnosis)}</strong>" if diagnosis else "",
         "At": f"<code>{_text(first.place)}</code>" if first.place else "",
-        "To repeat": f"<code>{_text(f'{command} --case {name}')}</code>",
+        "To repeat": _shell(f"{command} --case {shlex.quote(name)}"),
     }
-    parts = [f'<article id="{_slug(name)}" aria-labelledby="{_slug(name)}-h"><h3 id="{_slug(name)}-h">{_text(name)}</h3>']
+    parts = [
+        f'<article id="{_slug(name)}" aria-labelledby="{_slug(name)}-h"><h3 id="{_slug(name)}-h">{_text(name)}</h3>'
+    ]
     parts.append("<dl>")
     parts += [f"<div><dt>{what}</dt><dd>{words}</dd></div>" for what, words in facts.items() if words]
     parts.append("</dl>")
@@ -161,6 +164,10 @@ def _failure(name: str, records: list[Record], command: str) -> list[str]:
         parts.append(f"<details><summary>In {count} too</summary><ul>{items}</ul></details>")
     parts.append("</article>")
     return parts
+
+
+def _shell(command: str) -> str:
+    return f"<code>{' '.join(f'<span>{_text(word)}</span>' for word in command.split(' '))}</code>"
 
 
 def _outcome(record: Record) -> str:

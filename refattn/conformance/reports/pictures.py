@@ -17,17 +17,10 @@ from refattn.conformance.reports.heatmap import Axis, Kind, Scale, heatmap, shru
 
 # Rows and columns that are drawn of a larger matrix.
 MOST = 64
-LOOKS = ("n4", "n3", "n2", "n1", "z", "p1", "p2", "p3", "p4")
-MIDDLE = len(LOOKS) // 2
-NUMBERS = (
-    *(Kind(look, "") for look in LOOKS),
-    Kind("n5", "below the scale"),
-    Kind("p5", "above the scale"),
-    Kind("bad", "NaN", "cross"),
-    Kind("bad", "infinity", "plus"),
-    Kind("bad", "-infinity", "minus"),
-)
-BELOW, ABOVE, NAN, UP, DOWN = range(len(LOOKS), len(NUMBERS))
+# Of numbers on both sides of zero, which has the middle colour, and of numbers on one side, for the eye to tell apart.
+AROUND_ZERO = ("n4", "n3", "n2", "n1", "z", "p1", "p2", "p3", "p4")
+ON_ONE_SIDE = ("w1", "w2", "w3", "w4", "w5", "w6", "w7")
+NOT_FINITE = (Kind("bad", "NaN", "cross"), Kind("bad", "infinity", "plus"), Kind("bad", "-infinity", "minus"))
 ERRORS = (
     Kind("s0", "within the bound"),
     Kind("s1", "up to 10 times the bound"),
@@ -48,6 +41,50 @@ class Picture(NamedTuple):
     heading: str
     svg: str
     note: str = ""
+
+
+class Colours(NamedTuple):
+    """Equal steps from low to high, and what lies beyond."""
+
+    looks: tuple[str, ...]
+    low: float
+    high: float
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The steps, below, above, NaN and the infinities, in the order of the indices that `cells` gives."""
+        below, above = ("n5", "p5") if self.looks is AROUND_ZERO else ("p2", "p4")
+        beyond = (Kind(below, "below the scale"), Kind(above, "above the scale"))
+        return (*(Kind(look, "") for look in self.looks), *beyond, *NOT_FINITE)
+
+    @property
+    def scale(self) -> Scale:
+        """For the legend."""
+        return Scale(tuple(range(len(self.looks))), f"{self.low:.3g}", f"{self.high:.3g}")
+
+    def cells(self, values: Array) -> Array:
+        """Indices into `kinds`."""
+        last = len(self.looks) - 1
+        with np.errstate(invalid="ignore", over="ignore"):
+            steps = np.rint(last * ((values - self.low) / (self.high - self.low)))
+        cells = np.clip(np.where(np.isnan(steps), 0.0, steps), 0, last).astype(int)
+        cells[steps < 0], cells[steps > last] = last + 1, last + 2
+        cells[np.isnan(values)], cells[np.isposinf(values)], cells[np.isneginf(values)] = last + 3, last + 4, last + 5
+        return cells
+
+
+def colours_for(values: Array, otherwise: Array) -> Colours:
+    """Colours for a matrix, or for another one where its finite values are all alike zero or none."""
+    for given in (values, otherwise):
+        finite = given[np.isfinite(given)]
+        if not np.any(finite):
+            continue
+        low, high = float(finite.min()), float(finite.max())
+        if low < 0 < high or low == high:
+            largest = max(abs(low), abs(high))
+            return Colours(AROUND_ZERO, -largest, largest)
+        return Colours(ON_ONE_SIDE, low, high)
+    return Colours(AROUND_ZERO, -1.0, 1.0)
 
 
 class Part(NamedTuple):
@@ -72,13 +109,14 @@ def pictures_of(evidence: Any, name: str) -> tuple[list[Picture], str]:
     row = None if worst is None else worst.place.at[len(leading)]
     drawn = _visibility(problem, golden, head, row, name)
     if worst is None:
-        return drawn, f"No result of the expected shape came{where and drawn and f'; drawn is {where}' or ''}."
+        came = "The call gave no result" if result is None else "No result has the shape that it must have"
+        return drawn, f"{came}{f'; drawn is {where}' if where and drawn else ''}."
     if worst.place.ratio <= 1:
         return [], "Every number is within its bound, so there is nothing to draw."
     count = int(np.sum(~(ratios_of(worst.actual, worst.expected, worst.bound) <= 1)))
     what = {"output": "elements of the output", "log-sum-exp": "log-sum-exps", "weight": "weights"}[worst.place.what]
     says = f"{count:,} of {worst.actual.size:,} {what} are beyond the bound"
-    return drawn + _compared(worst, name), f"{says}{where and f'; drawn is the worst head, {where}'}."
+    return drawn + _compared(worst, name), f"{says}{f'; drawn is the worst head, {where}' if where else ''}."
 
 
 def _rank(ratio: float) -> float:
@@ -156,51 +194,42 @@ def _compared(part: Part, name: str) -> list[Picture]:
     row, column = (at[-2] if len(at) > 1 else 0), at[-1]
     first, rows = _window(row, expected.shape[0])
     begin, columns = _window(column, expected.shape[1])
-    whole = rows == expected.shape[0] and columns == expected.shape[1]
     down, across = part.axes
-    note = "" if whole else (
-        f"cut to {down} {first} to {first + rows - 1} of {expected.shape[0]}, "
-        f"{across} {begin} to {begin + columns - 1} of {expected.shape[1]}"
-    )
+    cuts = ((down, first, rows, expected.shape[0]), (across, begin, columns, expected.shape[1]))
+    left = [f"{axis} {start} to {start + count - 1} of {size}" for axis, start, count, size in cuts if count < size]
+    note = f"cut to {', '.join(left)}" if left else ""
     cut = (slice(first, first + rows), slice(begin, begin + columns))
     expected, actual, bound = expected[cut], actual[cut], bound[cut]
     ratios = ratios_of(actual, expected, bound)
-    largest = _largest(expected) or _largest(actual) or 1.0
-    drawn = {"axes": (Axis(down, first), Axis(across, begin)), "mark": (row - first, column - begin, 1, 1)}
-    ends = Scale(tuple(range(len(LOOKS))), f"{-largest:.3g}", f"{largest:.3g}")
+    colours = colours_for(expected, actual)
+
+    def draw(what: str, cells: Array, kinds: tuple[Kind, ...], title: str, says: str, scale: Scale | None) -> Picture:
+        svg = heatmap(
+            cells,
+            kinds,
+            name=f"{name}-{what.split()[0].lower()}",
+            title=f"{title} {part.place.what}",
+            says=says,
+            axes=(Axis(down, first), Axis(across, begin)),
+            scale=scale,
+            mark=(row - first, column - begin, 1, 1),
+        )
+        return Picture(what, svg, note)
+
+    marked = f"the marked {down} {row}, {across} {column}"
     pictures = []
     for heading, values in (("Expected", expected), ("Actual", actual)):
-        says = f"{_summary(values)}; at the marked {down} {row}, {across} {column} it is {values[row - first, column - begin]:.6g}"
-        title = f"{heading.lower()} {part.place.what}"
-        cells = _numbers(values, largest)
-        svg = heatmap(cells, NUMBERS, name=f"{name}-{heading.lower()}", title=title, says=says, scale=ends, **drawn)
-        pictures.append(Picture(heading, svg, note))
-    beyond = int(np.sum(~(ratios <= 1)))
-    says = f"{beyond:,} of {ratios.size:,} elements beyond the bound, worst at the marked {down} {row}, {across} {column}"
-    title = f"error over bound of the {part.place.what}"
-    svg = heatmap(_errors(ratios, np.isfinite(actual) & np.isfinite(expected)), ERRORS, name=f"{name}-error", title=title, says=says, **drawn)
-    return [*pictures, Picture("Error over bound", svg, note)]
+        says = f"{_summary(values)}; at {marked} it is {values[row - first, column - begin]:.6g}"
+        pictures.append(draw(heading, colours.cells(values), colours.kinds, heading.lower(), says, colours.scale))
+    says = f"{int(np.sum(~(ratios <= 1))):,} of {ratios.size:,} elements beyond the bound, worst at {marked}"
+    cells = _errors(ratios, np.isfinite(actual) & np.isfinite(expected))
+    return [*pictures, draw("Error over bound", cells, ERRORS, "error over bound of the", says, None)]
 
 
 def _window(place: int, size: int) -> tuple[int, int]:
     """The first index and the number of those drawn, around a place."""
     count = min(size, MOST)
     return max(0, min(place - count // 2, size - count)), count
-
-
-def _largest(values: Array) -> float:
-    return float(np.max(np.abs(values), where=np.isfinite(values), initial=0.0))
-
-
-def _numbers(values: Array, largest: float) -> Array:
-    """Indices into NUMBERS, on a scale from -largest to largest; zero has the middle colour."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        steps = np.rint(MIDDLE * values / largest)
-    finite = np.where(np.isfinite(steps), steps, 0.0)
-    cells = np.clip(finite, -MIDDLE, MIDDLE).astype(int) + MIDDLE
-    cells[steps < -MIDDLE], cells[steps > MIDDLE] = BELOW, ABOVE
-    cells[np.isnan(values)], cells[np.isposinf(values)], cells[np.isneginf(values)] = NAN, UP, DOWN
-    return cells
 
 
 def _errors(ratios: Array, finite: Array) -> Array:
