@@ -589,3 +589,19 @@ def clause(label: str) -> Clause:
         near = ", ".join(c.label for c in CLAUSES if c.label[0] == label[:1]) or ", ".join(CHAPTERS)
         raise KeyError(f"no clause {label!r}; there are {near}")
     return _BY_LABEL[label]
+
+
+def labels_in(text: str) -> frozenset[str]:
+    """The labels that a text names, chapters spelled out: "m4", "M,P1", "M4 P1"; ValueError for one that is none."""
+    names = {_name(word) for word in text.replace(",", " ").split()}
+    return frozenset(clause.label for clause in CLAUSES if {clause.label, clause.chapter} & names)
+
+
+def _name(text: str) -> str:
+    """A label or a chapter's letter, in capitals."""
+    name = text.upper()
+    if name not in CHAPTERS and name not in _BY_LABEL:
+        near = ", ".join(clause.label for clause in CLAUSES if clause.chapter == name[:1])
+        known = f"chapter {name[:1]} has {near}" if near else f"the chapters are {', '.join(CHAPTERS)}"
+        raise ValueError(f"no clause or chapter {text!r}; {known}")
+    return name
