@@ -157,7 +157,9 @@ def test_larger_matrices_are_cut_around_the_worst() -> None:
 def test_a_wrong_log_sum_exp_is_drawn_as_such() -> None:
     """Where the output is right and the log-sum-exp is not, heads and queries are the axes."""
     problem = call(4, 6)
-    pictures, sentence = drawn(problem, lse=golden_of(problem).lse + [[[0.0], [1.0], [0.0]], [[0.0], [0.0], [0.0]]])
+    lse = golden_of(problem).lse.copy()
+    lse[0, 1] += 1
+    pictures, sentence = drawn(problem, lse=lse)
     assert sentence.startswith("4 of 24 log-sum-exps are beyond the bound")
     errors = cells_of(pictures["Error over bound"].svg)
     assert {place for place, look in errors.items() if look != "s0"} == {(1, i) for i in range(4)}
@@ -181,7 +183,7 @@ def test_weights_are_those_of_the_specification(rank: int) -> None:
     heads = {2: (), 3: (4,), 5: (2, 3, 4)}[rank]
     kv_heads = heads[:-1] + ((2,) if heads else ())
     q, k, v = (rng.standard_normal((*lead, n, 8)) for lead, n in ((heads, 5), (kv_heads, 7), (kv_heads, 7)))
-    options = {
+    options: dict[str, Any] = {
         "causal": True,
         "q_start": 2,
         "mask": masks.window(2, None),
@@ -190,7 +192,7 @@ def test_weights_are_those_of_the_specification(rank: int) -> None:
     entry, head = (4, 3) if rank == 5 else (0, 3 if heads else 0)
     svg = weights_svg(q, k, v, entry=entry, head=head, **options)
     stages = refattn.attention_stages(q, k, v, **options)
-    at = (*np.unravel_index(entry, heads[:-1]), head) if rank == 5 else (head,) if heads else ()
+    at = {2: (), 3: (head,), 5: (1, 1, head)}[rank]  # entry 4 of (2, 3)
     weights, visible = np.asarray(stages.weights)[at], np.asarray(stages.visible)[at]
     steps = np.rint(weights / weights.max() * 6).astype(int)
     expected = {p: f"w{steps[p] + 1}" if visible[p] else "z" for p in np.ndindex(5, 7)}

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,14 @@ def test_json_follows_its_schema(written: dict[str, str]) -> None:
 def test_the_schema_is_strict(written: dict[str, str]) -> None:
     """A field too many or too few, in a report or a record, and an unknown verdict are refused."""
     assert set(VERDICTS) <= set(SCHEMA["$defs"]["verdict"]["enum"])
-    for change in (
+    changes: list[Callable[[dict[str, Any]], Any]] = [
         lambda report: report.update(more=1),
         lambda report: report.pop("seed"),
         lambda report: report["records"][0].update(more=1),
         lambda report: report["records"][0].pop("message"),
         lambda report: report["records"][0].update(verdict="fine"),
-    ):
+    ]
+    for change in changes:
         report = json.loads(written["json"])
         change(report)
         with pytest.raises(jsonschema.ValidationError):

@@ -20,7 +20,7 @@ from refattn import cli
 from refattn.conformance.reports.page import page_text
 from refattn.testing import weights_svg
 
-SCREENS = {
+SCREENS: dict[str, dict[str, Any]] = {
     "wide": {"viewport": {"width": 1280, "height": 900}},
     "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "is_mobile": True},
