@@ -113,6 +113,24 @@ def test_several_processes_share_the_cases(project: Path) -> None:
     assert len(names) == len(set(names)) == passed(output) > 10
 
 
+def test_a_kernel_of_another_convention(project: Path) -> None:
+    """refattn_convention says how the function is called; without it the same function fails."""
+    (project / "mine.toml").write_text(
+        'says = "tokens before heads"\nlayout = "BSHD"\nlibrary = "numpy"\nnames = { scale = "softmax_scale" }\n'
+    )
+    (project / "my_kernel.py").write_text(
+        RIGHT.replace("def attend", "def heads_first")
+        + "\n\ndef attend(q, k, v, *, softmax_scale=None):\n"
+        + "    q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))\n"
+        + "    return heads_first(q, k, v, scale=softmax_scale)[0].swapaxes(-2, -3)\n"
+    )
+    suite = ("pytest", "-q", "-m", "refattn", "--refattn-clauses", "S1")
+    code, output = run(project, *suite, "--refattn-convention", "mine.toml")
+    assert code == 0, output
+    assert passed(output) > 10
+    assert run(project, *suite)[0] == 1
+
+
 def test_settings_that_make_no_sense(project: Path) -> None:
     """A name that is none ends the run with a sentence, never with a pass."""
     for clauses, dtypes, words in (("Z9", "", "no clause or chapter 'Z9'"), ("", "int8", "no dtype int8")):

@@ -20,12 +20,13 @@ import pytest
 # Name -> metavar and help, of the option --refattn-NAME and the setting refattn_NAME alike.
 SETTINGS = {
     "target": ("NAME", "implementation to judge: torch, refattn-LIBRARY, module:function or path.py:function (numpy)"),
-    "library": ("NAME", "array library that a module:function is called with (numpy)"),
+    "library": ("NAME", "array library that a module:function is called with (numpy, or what the convention says)"),
+    "convention": ("NAME", "calling convention that a module:function speaks, or a file that says it (refattn's)"),
     "dtypes": ("float32,...", "only these dtypes (all that the target has)"),
     "clauses": ("S1,M", "only cases of these clauses or chapters (all)"),
     "seed": ("N", "seed of the cases' data"),
 }
-DEFAULTS = {"target": "numpy", "library": "numpy"}
+DEFAULTS = {"target": "numpy"}
 MARKER = "refattn: a case of the conformance suite; -m 'not refattn' leaves them out"
 
 

@@ -40,7 +40,7 @@ def test_case(case: Any, dtype: str, request: pytest.FixtureRequest) -> None:
         pytest.fail(explain(record), pytrace=False)
 
 
-_TARGETS: dict[tuple[str, str], Any] = {}
+_TARGETS: dict[tuple[str, ...], Any] = {}
 
 
 def _target(config: pytest.Config) -> Any:
@@ -49,13 +49,13 @@ def _target(config: pytest.Config) -> Any:
 
     from refattn.conformance.targets import TargetError, find_target
 
-    name, library = setting(config, "target"), setting(config, "library")
-    if (name, library) not in _TARGETS:
+    asked = tuple(setting(config, name) for name in ("target", "library", "convention"))
+    if asked not in _TARGETS:
         # What a project's file names is found from where that file lies.
         from_file = config.getoption("--refattn-target") is None
         try:
             with contextlib.chdir(config.rootpath) if from_file else contextlib.nullcontext():
-                _TARGETS[name, library] = find_target(name, library)
+                _TARGETS[asked] = find_target(asked[0], asked[1] or None, asked[2] or None)
         except TargetError as fault:
             pytest.exit(str(fault), returncode=pytest.ExitCode.USAGE_ERROR)
-    return _TARGETS[name, library]
+    return _TARGETS[asked]
