@@ -56,25 +56,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Judges: 0 it conforms, 1 it does not, 2 it cannot be judged."""
     from refattn.conformance.exchange.files import TensorFileError
-    from refattn.conformance.report import print_cases, print_report, write_json
+    from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, check_places, write_all
+    from refattn.conformance.reports.terminal import print_cases, print_report
 
     given = {name: value for name in OF_FILES if (value := getattr(args, name)) is not None}
+    places = {"--json": args.json} if args.json else {}
     try:
+        check_places(places)
         report = _of_folder(args, given) if args.path.is_dir() else _of_file(args, given)
-    except (TensorFileError, _UsageError) as fault:
+    except (TensorFileError, ReportError, _UsageError) as fault:
         return _refused(str(fault))
     except OSError as fault:
         return _refused(f"{args.path}: {fault.strerror or fault}")
-    if args.json:
-        try:
-            write_json(report, args.json)
-        except OSError as fault:
-            return _refused(f"--json: {fault}")
-    if args.json != "-":
+    command = shlex.join(["refattn", "compare", str(args.path)])
+    try:
+        write_all(report, places, command)
+    except ReportError as fault:
+        return _refused(str(fault))
+    if args.json != STANDARD_OUTPUT:
         if args.case or not args.path.is_dir():
             print_cases(report)
         else:
-            print_report(report, command=shlex.join(["refattn", "compare", str(args.path)]))
+            print_report(report, command=command)
     return 0 if report.conforms else 1
 
 
@@ -84,7 +87,7 @@ class _UsageError(Exception):
 
 def _of_folder(args: argparse.Namespace, given: dict[str, Any]) -> Any:
     from refattn.conformance.exchange.returned import compare_folder
-    from refattn.conformance.report import progress
+    from refattn.conformance.reports.terminal import progress
 
     if given:
         name = next(iter(given)).replace("_", "-")
@@ -97,7 +100,7 @@ def _of_folder(args: argparse.Namespace, given: dict[str, Any]) -> Any:
 def _of_file(args: argparse.Namespace, given: dict[str, Any]) -> Any:
     from refattn.conformance.exchange.bits import FLOATS
     from refattn.conformance.exchange.dump import Reading, compare_dump
-    from refattn.conformance.report import progress
+    from refattn.conformance.reports.terminal import progress
     from refattn.rounding import MODELS
 
     if args.case:

@@ -38,14 +38,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the picture: 0, or 2 with one sentence where it cannot be drawn."""
-    from refattn.conformance.captured import CaptureError
+    from refattn.conformance.exchange.files import TensorFileError
     from refattn.conformance.reports.files import ReportError, check_places, write_text
 
     try:
         check_places({"--svg": args.svg})
         text = _of_mask(args) if args.file is None else _of_weights(args)
         write_text("--svg", args.svg, text)
-    except (CaptureError, ReportError, _UsageError) as fault:
+    except (TensorFileError, ReportError, _UsageError) as fault:
         print(f"refattn plot: {fault}", file=sys.stderr)
         return 2
     return 0

@@ -46,7 +46,7 @@ def junit_text(report: Report) -> str:
 def _add_case(suite: Element, record: Record) -> None:
     name = printable(f"{record.case}[{record.dtype}]")
     case = SubElement(suite, "testcase", classname=f"refattn.{record.clauses[0]}", name=name)
-    if record.verdict in BROKEN:
+    if record.verdict in (*BROKEN, "missing"):
         kind = "failure" if record.verdict == "fail" else "error"
         text = explain(record, "Failure") + (f"\n{record.trace}" if record.trace else "")
         _add_outcome(case, kind, record.about if kind == "failure" else record.verdict, record.message, text)
