@@ -197,7 +197,8 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Combination",
         "Masks combine with &, | and ~; mask and causal always combine by AND.",
-        "JAX combines them too; torch's scaled_dot_product_attention refuses both together.",
+        "JAX combines them too, and so does torch's scaled_dot_product_attention but for its math kernel, which refuses "
+        "both together.",
     ),
     Clause(
         "M14",
@@ -249,6 +250,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Visible non-finite data",
         "A visible key with a non-finite component makes its logit NaN; a visible value element that is NaN, +inf or "
         "-inf makes that output element NaN, +inf or -inf (NaN if both infinities meet), whatever the weight.",
+        "Plain arithmetic gives a logit of inf, -inf or NaN there, by signs and by the order of a sum, and so hides a "
+        "broken key in some rows and shows it in others.",
     ),
     Clause("M21", "MUST", "NaN query", "A NaN in a query row affects that row alone."),
     Clause("M22", "SHOULD", "Drawing", "A mask can be drawn, one mark per pair of query and key."),
@@ -492,6 +495,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Precision",
         "Scores and softmax are computed in at least float32, float64 stays float64, and the result is rounded once, "
         "at the end.",
+        "Eager implementations in 16 bits store scores and weights in q's dtype. The judge then says that their model is "
+        "unfused (N6), and fails only what that does not explain either.",
     ),
     Clause(
         "N2",
