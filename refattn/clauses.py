@@ -197,8 +197,8 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Combination",
         "Masks combine with &, | and ~; mask and causal always combine by AND.",
-        "JAX combines them too, and so does torch's scaled_dot_product_attention but for its math kernel, which refuses "
-        "both together.",
+        "JAX combines them too, and so does torch's scaled_dot_product_attention but for its math kernel, which "
+        "refuses both together.",
     ),
     Clause(
         "M14",
@@ -495,8 +495,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Precision",
         "Scores and softmax are computed in at least float32, float64 stays float64, and the result is rounded once, "
         "at the end.",
-        "Eager implementations in 16 bits store scores and weights in q's dtype. The judge then says that their model is "
-        "unfused (N6), and fails only what that does not explain either.",
+        "Eager implementations in 16 bits store scores and weights in q's dtype. The judge then says that their model "
+        "is unfused (N6), and fails only what that does not explain either.",
     ),
     Clause(
         "N2",
