@@ -206,6 +206,19 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheel"], default=False)
+def pages(session: nox.Session) -> None:
+    """Open the HTML reports in a headless browser, wide and narrow, in light and dark (1 minute)."""
+    install(session, "pages")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        session.run("python", "-m", "playwright", "install", "chromium")
+    shots = session.cache_dir / "pages"
+    env = {"PYTHONSAFEPATH": "1", "REFATTN_BROWSER": browser or "", "REFATTN_SHOTS": str(shots)}
+    session.run(*RUNNER, "tests/pages", *session.posargs, env=env)
+
+
+@nox.session(requires=["wheel"], default=False)
 def bench(session: nox.Session) -> None:
     """Time the fast paths beside their peers, on a quiet machine, into docs/bench (10 minutes)."""
     install(session, "bench", extra="torch")

@@ -197,7 +197,8 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Combination",
         "Masks combine with &, | and ~; mask and causal always combine by AND.",
-        "JAX combines them too; torch's scaled_dot_product_attention refuses both together.",
+        "JAX combines them too, and so does torch's scaled_dot_product_attention but for its math kernel, which "
+        "refuses both together.",
     ),
     Clause(
         "M14",
@@ -249,6 +250,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Visible non-finite data",
         "A visible key with a non-finite component makes its logit NaN; a visible value element that is NaN, +inf or "
         "-inf makes that output element NaN, +inf or -inf (NaN if both infinities meet), whatever the weight.",
+        "Plain arithmetic gives a logit of inf, -inf or NaN there, by signs and by the order of a sum, and so hides a "
+        "broken key in some rows and shows it in others.",
     ),
     Clause("M21", "MUST", "NaN query", "A NaN in a query row affects that row alone."),
     Clause("M22", "SHOULD", "Drawing", "A mask can be drawn, one mark per pair of query and key."),
@@ -492,6 +495,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Precision",
         "Scores and softmax are computed in at least float32, float64 stays float64, and the result is rounded once, "
         "at the end.",
+        "Eager implementations in 16 bits store scores and weights in q's dtype. The judge then says that their model "
+        "is unfused (N6), and fails only what that does not explain either.",
     ),
     Clause(
         "N2",
@@ -589,3 +594,19 @@ def clause(label: str) -> Clause:
         near = ", ".join(c.label for c in CLAUSES if c.label[0] == label[:1]) or ", ".join(CHAPTERS)
         raise KeyError(f"no clause {label!r}; there are {near}")
     return _BY_LABEL[label]
+
+
+def labels_in(text: str) -> frozenset[str]:
+    """The labels that a text names, chapters spelled out: "m4", "M,P1", "M4 P1"; ValueError for one that is none."""
+    names = {_name(word) for word in text.replace(",", " ").split()}
+    return frozenset(clause.label for clause in CLAUSES if {clause.label, clause.chapter} & names)
+
+
+def _name(text: str) -> str:
+    """A label or a chapter's letter, in capitals."""
+    name = text.upper()
+    if name not in CHAPTERS and name not in _BY_LABEL:
+        near = ", ".join(clause.label for clause in CLAUSES if clause.chapter == name[:1])
+        known = f"chapter {name[:1]} has {near}" if near else f"the chapters are {', '.join(CHAPTERS)}"
+        raise ValueError(f"no clause or chapter {text!r}; {known}")
+    return name

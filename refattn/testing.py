@@ -1,4 +1,4 @@
-"""For other people's test suites: one assertion, and a Hypothesis strategy for inputs that kernels get wrong.
+"""For other people's test suites: one assertion, pictures, and a Hypothesis strategy for inputs that kernels get wrong.
 
     from refattn.testing import assert_attention_close
     assert_attention_close(my_kernel(q, k, v), q, k, v, causal=True)
@@ -94,3 +94,30 @@ def inputs(
         if isinstance(given, str) or not set(given) <= set(known):
             raise InputsError(argument, f"names out of {', '.join(known)}", repr(given))
     return drawn_inputs(tuple(dtypes), frozenset(features), longest, tuple(widths))
+
+
+def weights_svg(q: Array, k: Array, v: Array, *, entry: int = 0, head: int = 0, **options: Any) -> str:
+    """The attention weights of one head as the text of an SVG file that needs nothing else.
+
+    q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k) and v (..., Hkv, Lk, d_v), or rank 2, arrays of any library, with the
+    options of `attention`. head is the query head, entry counts through the batch. The weights are golden values; of
+    more than 64 queries or keys a cell shows the largest of its block. They are a diagnostic, not an explanation
+    (X1, X2), and the picture says so. Raises what `attention` raises for arguments that do not fit, and InputsError
+    (E4) for a head or an entry that is none, and where there is nothing to draw.
+    """
+    from refattn.conformance.reports import plots
+
+    return plots.weights_svg(q, k, v, entry=entry, head=head, **options)
+
+
+def mask_svg(visible: Array) -> str:
+    """A boolean matrix (Lq, Lk), True = visible (M1), as the text of an SVG file: which query sees which key.
+
+    `mask.to_array(q_len, k_len)` makes one of a mask. Raises InputsError (E4) for anything else.
+    """
+    from refattn.conformance.reports import plots
+
+    shape, dtype = tuple(getattr(visible, "shape", ())), str(getattr(visible, "dtype", type(visible).__name__))
+    if len(shape) != 2 or 0 in shape or "bool" not in dtype:
+        raise InputsError("visible", "a boolean matrix (Lq, Lk) that is not empty", f"{dtype} of shape {shape}")
+    return plots.mask_svg(visible)

@@ -15,9 +15,10 @@ import pytest
 import planted_faults
 from refattn import cli, vectors
 from refattn.arrays import Array
-from refattn.conformance.captured import CaptureError, captured_cases
+from refattn.conformance.captured import captured_cases
 from refattn.conformance.cases import all_cases
-from refattn.conformance.report import explain, verdict_line
+from refattn.conformance.exchange.files import TensorFileError
+from refattn.conformance.reports.terminal import explain, verdict_line
 from refattn.conformance.runner import Record, chosen_pairs, run_case, run_suite
 from refattn.conformance.targets import TargetError, find_target
 
@@ -196,7 +197,7 @@ def test_files_that_cannot_be_used(
     """A file that does not fit says what is wrong with it, loads no pickle, and gives exit code 2."""
     path = tmp_path / "dump.npz"
     np.savez(path, **tensors)
-    with pytest.raises(CaptureError, match=r"dump\.npz"):
+    with pytest.raises(TensorFileError, match=r"dump\.npz"):
         captured_cases(path)
     assert check("numpy", "--inputs", str(path)) == 2
     assert words in capsys.readouterr().err
@@ -207,7 +208,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("q, k, v")
     np.save(tmp_path / "one.npy", np.ones(3))
     for name in ("missing.npz", "text.npz", "one.npy"):
-        with pytest.raises(CaptureError, match=name):
+        with pytest.raises(TensorFileError, match=name):
             captured_cases(tmp_path / name)
 
 

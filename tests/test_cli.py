@@ -389,7 +389,8 @@ def test_help_is_light() -> None:
     """The help of every subcommand but check loads no array library, so that it answers at once."""
     program = (
         "import sys; from refattn import cli\n"
-        "for name in ('example', 'clauses', 'backends', 'cost', 'vectors'): assert cli.main([name, '--help']) == 0\n"
+        "names = 'example', 'clauses', 'backends', 'cost', 'vectors', 'cases', 'compare'\n"
+        "assert all(cli.main([name, '--help']) == 0 for name in names)\n"
         "assert cli.main(['clauses', 'M3']) == 0\n"
         "heavy = {'numpy', 'torch', 'jax', 'dask', 'rich', 'refattn.conformance'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"

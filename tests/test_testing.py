@@ -200,7 +200,8 @@ def test_arguments_are_checked_as_everywhere() -> None:
         testing.inputs(features=("causal", "windows"))
     with pytest.raises(errors.InputsError, match="dtypes"):
         testing.inputs(dtypes="float32")
-    for rows in ([len(output[0, 0])], [0.5], [[0]]):
+    wrong: list[Any] = [[len(output[0, 0])], [0.5], [[0]]]
+    for rows in wrong:
         with pytest.raises(errors.InputsError, match="rows: expected indices of query rows"):
             assert_attention_close(output, Q, K, V, rows=rows)
 

@@ -55,17 +55,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn check`, its description and its examples."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("target", metavar="TARGET", nargs="?", help=TARGET)
+    parser.add_argument("--html", metavar="FILE", help="write one page that explains and draws each failure")
     parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
+    parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, for continuous integration")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     parser.add_argument(
         "--clauses", metavar="LABEL", nargs="+", action=_Clauses, help="only cases of these clauses or chapters: S1,M"
     )
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--quick", action="store_true", help="float32 alone")
-    some.add_argument("--dtype", metavar="float32,...", type=_dtypes, help="only these dtypes")
+    some.add_argument("--dtype", metavar="float32,...", type=in_dtypes, help="only these dtypes")
     parser.add_argument("--case", metavar="NAME,...", help="only these cases, each shown in full")
     parser.add_argument(
         "--save-inputs", metavar="FILE.npz", help="write inputs and visible pairs of --case to FILE.npz"
+    )
+    parser.add_argument(
+        "--save-failures",
+        metavar="DIR",
+        type=Path,
+        help="write each failing case, and a script that repeats it, to DIR",
     )
     parser.add_argument("--seed", metavar="N", type=int, default=DEFAULT_SEED, help="data of the cases (%(default)s)")
     parser.add_argument(
@@ -81,9 +89,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--inputs",
-        metavar="FILE.npz",
-        help="captured tensors q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, k_start] as extra cases, "
-        "in the dtype in which they were stored (--dtype adds others)",
+        metavar="FILE",
+        help="captured tensors (.npz or .safetensors) q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, "
+        "k_start] as extra cases, in the dtype in which they were stored (--dtype adds others)",
     )
     parser.add_argument(
         "--profile",
@@ -108,29 +116,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the suite: 0 the target conforms, 1 it does not, 2 it could not be asked, 130 interrupted."""
     from refattn.conformance.capture import captured, let_through
+    from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, check_places
     from refattn.conformance.targets import TargetError
 
     name = args.target or args.stray
-    capture: Any = (lambda _: let_through(args.json == "-")) if args.case else captured
+    places = {f"--{form}": where for form in ("json", "junit", "html") if (where := getattr(args, form)) is not None}
+    reserved = STANDARD_OUTPUT in places.values()
+    capture: Any = (lambda _: let_through(reserved)) if args.case else captured
     notes: list[str] = []
     try:
         _check_usage(args, name)
+        check_places(places)
         with capture(notes):
             target = _target(args, name)
-    except (TargetError, _UsageError) as fault:
+    except (TargetError, ReportError, _UsageError) as fault:
         return _refused(str(fault))
     try:
-        return _judged(args, name, target, capture, notes)
+        return _judged(args, name, target, places, capture, notes)
     finally:
         target.close()
 
 
-def _judged(args: argparse.Namespace, name: str, target: Any, capture: Any, notes: list[str]) -> int:
-    """The suite's exit code on a target; notes are what it printed while it was imported."""
+def _judged(
+    args: argparse.Namespace, name: str, target: Any, places: dict[str, str], capture: Any, notes: list[str]
+) -> int:
+    """The suite's exit code on a target; places of reports by option, and what it printed while it was imported."""
     from refattn.conformance.alignment import reading_of
-    from refattn.conformance.captured import CaptureError, save_inputs
+    from refattn.conformance.captured import save_inputs
+    from refattn.conformance.exchange.files import TensorFileError
+    from refattn.conformance.exchange.replay import Remembering
     from refattn.conformance.profiles import Declared, ProfileError, load
-    from refattn.conformance.report import print_cases, print_report, progress, write_json
+    from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, write_all
+    from refattn.conformance.reports.terminal import print_cases, print_report, progress
     from refattn.conformance.runner import run_suite
 
     try:
@@ -140,36 +157,49 @@ def _judged(args: argparse.Namespace, name: str, target: Any, capture: Any, note
             found = [(case, dtype) for case, dtype in pairs if case.build is not None]
             problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
             save_inputs(Path(args.save_inputs), problems)
-    except (CaptureError, ProfileError, _UsageError) as fault:
+    except (TensorFileError, ProfileError, _UsageError) as fault:
         return _refused(str(fault))
     except OSError as fault:
         return _refused(f"--save-inputs: {fault}")
+    reserved = STANDARD_OUTPUT in places.values()
     imported = tuple(f"while it was imported it {note}" for note in notes)
     # What the target prints with --case would run into a progress bar.
     bar: Any = contextlib.nullcontext(lambda record: None) if args.case else progress(len(pairs))
+    remembering = Remembering(target)
     with bar as advance:
-        report = run_suite(
-            target,
-            pairs,
-            args.seed,
-            fail_fast=args.fail_fast,
-            advance=advance,
-            capture=capture,
-            notes=imported,
-            declared=declared,
-        )
-    causal = any(record.verdict == "pass" and "causal" in record.needs for record in report.records)
-    if causal and report.lacking["q_start"] and not args.case:
-        report = dataclasses.replace(report, alignment=reading_of(target, args.seed))
-    if args.json:
+
+        def judged(record: Any) -> None:
+            if args.save_failures:
+                remembering.save(args.save_failures, record, name, args.library, args.convention)
+            advance(record)
+
         try:
-            write_json(report, args.json)
+            report = run_suite(
+                remembering,
+                pairs,
+                args.seed,
+                fail_fast=args.fail_fast,
+                advance=judged,
+                capture=capture,
+                notes=imported,
+                declared=declared,
+            )
         except OSError as fault:
-            return _refused(f"--json: {fault}")
-    if args.json != "-" and args.case:
+            return _refused(f"--save-failures: {fault}")
+    causal = any(record.verdict == "pass" and "causal" in record.needs for record in report.records)
+    if causal and report.complete and report.lacking["q_start"] and not args.case:
+        report = dataclasses.replace(report, alignment=reading_of(target, args.seed))
+    unwritten = ""
+    try:
+        write_all(report, places, _command(args, name))
+    except ReportError as fault:
+        unwritten = str(fault)
+    if not reserved and args.case:
         print_cases(report)
-    elif args.json != "-":
+    elif not reserved:
         print_report(report, args.clauses, _command(args, name))
+    if unwritten:
+        return _refused(unwritten)
     if not report.complete:
         return INTERRUPTED
     return 0 if report.conforms else 1
@@ -242,7 +272,8 @@ def _is_label(text: str) -> bool:
     return all(word.upper() in known for word in text.replace(",", " ").split())
 
 
-def _dtypes(text: str) -> tuple[str, ...]:
+def in_dtypes(text: str) -> tuple[str, ...]:
+    """Names of dtypes, with commas or spaces, for argparse."""
     words = tuple(text.replace(",", " ").split())
     if unknown := [word for word in words if word not in COMPUTED]:
         raise argparse.ArgumentTypeError(f"no dtype {', '.join(unknown)}; there are {', '.join(COMPUTED)}")

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from refattn import clauses as specification
 from refattn.clauses import CHAPTERS, CLAUSES, Clause
 from refattn.commands.output import print_json, print_text
 
@@ -68,19 +69,11 @@ def markdown(clauses: Sequence[Clause] = CLAUSES) -> str:
 
 
 def labels_in(text: str) -> frozenset[str]:
-    """The labels that a text names, chapters spelled out: "m4", "M,P1", "M4 P1"."""
-    names = {_name(word) for word in text.replace(",", " ").split()}
-    return frozenset(clause.label for clause in CLAUSES if {clause.label, clause.chapter} & names)
-
-
-def _name(text: str) -> str:
-    """A label or a chapter's letter, in capitals."""
-    name = text.upper()
-    if name not in CHAPTERS and name not in {clause.label for clause in CLAUSES}:
-        near = ", ".join(clause.label for clause in CLAUSES if clause.chapter == name[:1])
-        known = f"chapter {name[:1]} has {near}" if near else f"the chapters are {', '.join(CHAPTERS)}"
-        raise argparse.ArgumentTypeError(f"no clause or chapter {text!r}; {known}")
-    return name
+    """`refattn.clauses.labels_in`, with the error that argparse shows."""
+    try:
+        return specification.labels_in(text)
+    except ValueError as fault:
+        raise argparse.ArgumentTypeError(str(fault)) from fault
 
 
 def _print_plainly(clauses: Sequence[Clause]) -> None:

@@ -1,35 +1,42 @@
-"""Tensors captured from a model, as cases: a .npz file with q, k and v, or several problems as NAME.q, NAME.k, NAME.v.
+"""Tensors captured from a model, as cases: a file with q, k and v, or several problems as NAME.q, NAME.k, NAME.v.
 
-mask (boolean, True = visible), bias, scale, softcap, sinks, causal, q_start and k_start are optional; what else
-`--save-inputs` writes (visible) is for the reader. No pickle is ever loaded.
+mask (boolean, True = visible), bias, scale, softcap, sinks, causal, q_start and k_start are optional; dtype names the
+one that q, k and v had where the file lost it. Results are for `refattn compare`, and what else `--save-inputs` and
+`--save-failures` write is for the reader.
 """
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from refattn.arguments import check_call
 from refattn.arrays import Array
-from refattn.conformance.case import Case, Problem
+from refattn.conformance.case import LAYOUTS, Case, Problem
+from refattn.conformance.exchange.bits import FLOATS, Tensor, tensor_of
+from refattn.conformance.exchange.files import LARGEST, TensorFileError, read_tensors, write_npz
 from refattn.conformance.plain import Draw, rounded
-from refattn.dtypes import COMPUTED, dtype_name
+from refattn.dtypes import COMPUTED, is_float8
 from refattn.errors import RefattnError
 
 REQUIRED = ("q", "k", "v")
-OPTIONAL = ("mask", "bias", "scale", "softcap", "sinks", "causal", "q_start", "k_start", "visible")
-NAMES = ", ".join(REQUIRED + OPTIONAL[:-1])
+ARRAYS, NUMBERS, STARTS = ("mask", "bias", "sinks"), ("scale", "softcap"), ("q_start", "k_start")
+OPTIONAL = (*ARRAYS, *NUMBERS, "causal", *STARTS, "dtype")
+RESULTS = ("output", "lse", "weights")
+ASIDE = ("visible", "expected", "expected_lse", "bound", "layout", "coherent", "among_others")
+NAMES = ", ".join((*REQUIRED, *OPTIONAL, *RESULTS))
 PREFIX = "inputs."
 CLAUSES_OF_ANY_INPUT = ("S5", "N6")
-
-
-class CaptureError(Exception):
-    """A file of captured tensors that cannot be used; the message says why."""
+# What takes its dtype from q.
+OF_Q = (*REQUIRED, "bias", "sinks", "output")
+FLAGS = ("causal", "coherent", "among_others")
+KINDS = dict.fromkeys(("mask", "visible", *FLAGS), "b") | dict.fromkeys(STARTS, "iu")
+KINDS |= dict.fromkeys(NUMBERS, "fiu") | dict.fromkeys(("dtype", "layout"), "U")
+WORDS = {"b": "boolean", "f": "floating", "iu": "an integer", "fiu": "a number", "U": "a short text"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,80 +46,143 @@ class CapturedCase(Case):
     own_dtype: str
 
 
+class Group(NamedTuple):
+    """The tensors of one problem, by name, and what to call them in messages."""
+
+    path: Path
+    name: str
+    parts: dict[str, Tensor]
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that q, k and v are computed in; those of 8 bits return float32 (A4)."""
+        own = self.parts["q"].dtype
+        return "float32" if is_float8(own) else own
+
+    def called(self, part: str) -> str:
+        """The full name of a tensor."""
+        return f"{self.name}.{part}" if self.name else part
+
+    def refused(self, reason: str) -> TensorFileError:
+        """The error that says why the file cannot be used."""
+        return TensorFileError(f"{self.path}: {reason}")
+
+
 def captured_cases(path: Path) -> list[CapturedCase]:
-    """One case per problem in the file, in its order. Raises CaptureError."""
-    try:
-        with path.open("rb") as file:
-            one_array = file.read(6) == b"\x93NUMPY"
-        if not one_array and not zipfile.is_zipfile(path):
-            raise CaptureError(f"{path} is not an .npz file; expected one with q, k and v, as numpy.savez writes it")
-        stored = np.load(path, allow_pickle=False)
-        if not isinstance(stored, np.lib.npyio.NpzFile):
-            raise CaptureError(f"{path} holds one array; expected a .npz file with q, k and v")
-        with stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except FileNotFoundError as fault:
-        raise CaptureError(f"there is no file {path}") from fault
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as fault:
-        raise CaptureError(f"{path} cannot be read as .npz: {fault}") from fault
-    groups: dict[str, dict[str, Array]] = {}
-    for name, array in arrays.items():
+    """One case per problem in the file, in its order. Raises TensorFileError."""
+    return [_case(group) for group in read_groups(path)]
+
+
+def read_groups(
+    path: Path, dtype: str | None = None, given: dict[str, Tensor] | None = None, largest: int = LARGEST
+) -> list[Group]:
+    """The problems of a file, in its order; arrays fit each other only once `check_group` has seen them.
+
+    dtype is that of q, k and v where the file does not say, given are options for all problems.
+    Raises TensorFileError.
+    """
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in read_tensors(path, largest).items():
         group, _, part = name.rpartition(".")
-        if part not in REQUIRED + OPTIONAL:
-            raise CaptureError(f"{path}: {name!r} is no known tensor; expected {NAMES}, or NAME.q, NAME.k, ...")
-        groups.setdefault(group, {})[part] = array
+        if part not in REQUIRED + OPTIONAL + RESULTS + ASIDE:
+            raise TensorFileError(f"{path}: {name!r} is no known tensor; expected {NAMES}, or NAME.q, NAME.k, ...")
+        groups.setdefault(group, {})[part] = tensor
     if not groups:
-        raise CaptureError(f"{path} is empty; expected q, k and v")
-    return [_case(path, group, parts) for group, parts in groups.items()]
+        raise TensorFileError(f"{path} is empty; expected q, k and v")
+    return [_group(Group(path, name, parts), dtype, given or {}) for name, parts in groups.items()]
+
+
+def check_group(group: Group) -> None:
+    """Whether shapes and options go together. Raises TensorFileError."""
+    parts = group.parts
+    q, k, v = (parts[name].shape for name in REQUIRED)
+    fits = len(q) == len(k) == len(v) >= 2 and q[-1] == k[-1] and k[-2] == v[-2]
+    if fits and len(q) > 2:
+        fits = k[-3] == v[-3] and bool(k[-3]) and q[-3] % k[-3] == 0
+    if not fits:
+        expected = "expected q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k), v (..., Hkv, Lk, d_v)"
+        raise group.refused(f"{expected}; {group.called('q')} {q}, k {k}, v {v}")
+    _check_options(group)
+
+
+def problem_of(group: Group, dtype: str | None = None) -> Problem:
+    """The call, in the group's dtype or in another, which q, k, v, bias and sinks are then rounded to."""
+    parts = group.parts
+    values = {name: parts[name].values() for name in (*REQUIRED, *ARRAYS) if name in parts}
+    if dtype is not None:
+        values |= {name: rounded(values[name], dtype) for name in values if name != "mask"}
+    options: dict[str, Any] = {name: float(parts[name].stored.reshape(())) for name in NUMBERS if name in parts}
+    options |= {name: _start(parts[name].stored) for name in STARTS if name in parts}
+    options |= {name: bool(parts[name].stored.reshape(())) for name in FLAGS if name in parts}
+    if "layout" in parts:
+        options["layout"] = str(parts["layout"].stored)
+    return Problem(dtype=dtype or group.dtype, shown=values.pop("mask", None), **values, **options)
+
+
+def tensors_of(problem: Problem) -> dict[str, Tensor]:
+    """What `read_groups` reads back: exactly the problem, bfloat16 in float32, which .npz files keep."""
+    wide = "float32" if problem.dtype == "bfloat16" else problem.dtype
+    floats = {name: getattr(problem, name) for name in (*REQUIRED, "bias", "sinks")}
+    parts = {name: tensor_of(x, wide) for name, x in floats.items() if x is not None}
+    others: dict[str, Any] = {name: getattr(problem, name) for name in (*NUMBERS, "q_start")}
+    others |= {"mask": problem.shown, **{name: getattr(problem, name) or None for name in FLAGS}}
+    others["k_start"] = problem.k_start if "k_start" in problem.needs else None
+    others["layout"] = problem.layout if problem.layout != LAYOUTS[0] else None
+    others["dtype"] = problem.dtype if wide != problem.dtype else None
+    return parts | {name: tensor_of(np.asarray(x)) for name, x in others.items() if x is not None}
 
 
 def save_inputs(path: Path, problems: Iterable[tuple[str, Problem]]) -> None:
-    """Writes problems, each under its name, as captured_cases reads them, with the pairs that are visible.
-
-    Floats are in the problem's dtype; bfloat16, which .npz files lose, is in float32, exactly.
-    """
-    stored: dict[str, Array] = {}
+    """Writes problems, each under its name, with the pairs that are visible."""
+    stored: dict[str, Tensor] = {}
     for name, problem in problems:
-        parts: dict[str, Any] = {part: getattr(problem, part) for part in (*REQUIRED, "bias", "sinks")}
-        dtype = "float32" if problem.dtype == "bfloat16" else problem.dtype
-        parts = {part: None if x is None else np.asarray(x).astype(dtype) for part, x in parts.items()}
-        parts |= {"mask": problem.shown, "scale": problem.scale, "softcap": problem.softcap}
-        parts |= {"q_start": problem.q_start, "visible": problem.visible}
-        parts |= {"causal": problem.causal or None, "k_start": problem.k_start if "k_start" in problem.needs else None}
-        stored |= {f"{name}.{part}": np.asarray(x) for part, x in parts.items() if x is not None}
-    np.savez(path, **stored)
+        parts = tensors_of(problem) | {"visible": tensor_of(problem.visible)}
+        stored |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+    write_npz(path, stored)
 
 
-def _case(path: Path, group: str, parts: dict[str, Array]) -> CapturedCase:
-    prefix = f"{group}." if group else ""
-    if missing := [prefix + name for name in REQUIRED if name not in parts]:
-        raise CaptureError(f"{path} lacks {', '.join(missing)}")
-    for name, array in parts.items():
-        _check_kind(path, prefix + name, name, array)
-    _check_shapes(path, prefix, parts)
-    _check_options(path, prefix, parts)
+def _group(group: Group, dtype: str | None, given: dict[str, Tensor]) -> Group:
+    """With the options that were given, and floats in the dtype that is claimed for them."""
+    parts = group.parts
+    if missing := [group.called(name) for name in REQUIRED if name not in parts]:
+        raise TensorFileError(f"{group.path} lacks {', '.join(missing)}")
+    if twice := [name for name in given if name in parts]:
+        raise group.refused(f"{group.called(twice[0])} is in the file, and was given beside it")
+    parts = parts | given
+    if "dtype" in parts:
+        _check_kind(group, "dtype", parts["dtype"])
+        stored = str(parts["dtype"].stored)
+        if dtype not in (None, stored) or stored not in FLOATS:
+            expected = dtype or f"one of {', '.join(FLOATS)}"
+            raise group.refused(f"{group.called('dtype')} is {stored!r}, expected {expected}")
+        dtype = stored
+    if dtype is not None:
+        parts = parts | {name: parts[name].read_as(dtype) for name in OF_Q if name in parts}
+        for name in REQUIRED:
+            _check_kind(group, name, parts[name])
+            if parts[name].dtype != dtype:
+                stored = parts[name].dtype
+                raise group.refused(f"{group.called(name)} is {stored} and holds what is no number of {dtype}")
+    for name, tensor in parts.items():
+        _check_kind(group, name, tensor)
+    return group._replace(parts=parts)
+
+
+def _case(group: Group) -> CapturedCase:
+    check_group(group)
+    shape = group.parts["q"].shape
 
     def build(draw: Draw) -> Problem:
-        exact = {name: rounded(parts[name], draw.dtype) for name in REQUIRED}
-        options: dict[str, Any] = {
-            "causal": bool(parts["causal"]) if "causal" in parts else False,
-            "shown": parts.get("mask"),
-            "k_start": _start(parts["k_start"]) if "k_start" in parts else 0,
-            "q_start": _start(parts["q_start"]) if "q_start" in parts else None,
-        }
-        options |= {name: float(parts[name].reshape(())) for name in ("scale", "softcap") if name in parts}
-        options |= {name: rounded(parts[name], draw.dtype) for name in ("bias", "sinks") if name in parts}
-        return Problem(dtype=draw.dtype, **exact, **options)
+        return replace(problem_of(group, draw.dtype), layout=LAYOUTS[0])
 
-    shape = tuple(parts["q"].shape)
     return CapturedCase(
-        name=f"{PREFIX}{group or path.stem}",
+        name=f"{PREFIX}{group.name or group.path.stem}",
         clauses=CLAUSES_OF_ANY_INPUT,
         says=f"On captured tensors, q {shape}, the result is that of the specification within the bound.",
         # Narrowed tensors are other inputs, just as real.
         dtypes=COMPUTED,
         build=build,
-        own_dtype=dtype_name(parts["q"].dtype),
+        own_dtype=group.dtype,
     )
 
 
@@ -120,46 +190,37 @@ def _start(values: Array) -> Any:
     return int(values) if values.ndim == 0 else values
 
 
-def _check_kind(path: Path, name: str, part: str, array: Array) -> None:
-    expected = {"mask": "b", "visible": "b", "causal": "b", "q_start": "iu", "k_start": "iu"}.get(part, "f")
-    expected += "iu" if part in ("scale", "softcap") else ""
-    words = {"b": "boolean", "f": "floating", "iu": "an integer", "fiu": "a number"}[expected]
-    if array.dtype.kind == "V":
-        raise CaptureError(f"{path}: {name} is raw bytes ({array.dtype}): NumPy files lose bfloat16, so store float32")
-    if array.dtype.kind not in expected:
-        raise CaptureError(f"{path}: {name} must be {words}, it is {array.dtype}")
-    if part in ("scale", "softcap", "causal") and array.size != 1:
-        raise CaptureError(f"{path}: {name} must be a single value, its shape is {array.shape}")
+def _check_kind(group: Group, part: str, tensor: Tensor) -> None:
+    expected, name = KINDS.get(part, "f"), group.called(part)
+    if tensor.stored.dtype.kind == "V":
+        advice = "name it with --dtype bfloat16, in an entry dtype, or store float32"
+        raise group.refused(f"{name} is raw bytes ({tensor.dtype}): NumPy files lose bfloat16, so {advice}")
+    kind = "f" if tensor.dtype in FLOATS else tensor.stored.dtype.kind
+    if kind not in expected:
+        raise group.refused(f"{name} must be {WORDS[expected]}, it is {tensor.dtype}")
+    if part in (*NUMBERS, *FLAGS) and tensor.stored.size != 1:
+        raise group.refused(f"{name} must be a single value, its shape is {tensor.shape}")
+    if part == "layout" and str(tensor.stored) not in LAYOUTS:
+        raise group.refused(f"{name} must be one of {', '.join(LAYOUTS)}, it is {str(tensor.stored)!r}")
 
 
-def _check_shapes(path: Path, prefix: str, parts: dict[str, Array]) -> None:
-    q, k, v = (parts[name] for name in REQUIRED)
-    shapes = f"{prefix}q {q.shape}, k {k.shape}, v {v.shape}"
-    fits = q.ndim == k.ndim == v.ndim >= 2 and q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2]
-    if fits and q.ndim > 2:
-        fits = k.shape[-3] == v.shape[-3] and bool(k.shape[-3]) and q.shape[-3] % k.shape[-3] == 0
-    if not fits:
-        raise CaptureError(
-            f"{path}: expected q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k), v (..., Hkv, Lk, d_v); {shapes}"
-        )
-    pairs = (*np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3]), *q.shape[-3:-1], k.shape[-2])
-    for name in ("mask", "bias"):
-        if name in parts:
-            try:
-                fitting = np.broadcast_shapes(parts[name].shape, pairs) == pairs
-            except ValueError:
-                fitting = False
-            if not fitting:
-                raise CaptureError(f"{path}: {prefix}{name} {parts[name].shape} does not broadcast to {pairs}")
-
-
-def _check_options(path: Path, prefix: str, parts: dict[str, Array]) -> None:
+def _check_options(group: Group) -> None:
     """The specification's own refusals, in its words: dtypes that differ, causal without q_start (M5), sinks, ..."""
-    options: dict[str, Any] = {name: parts[name] for name in ("mask", "bias", "sinks") if name in parts}
-    options |= {name: _start(parts[name]) for name in ("q_start", "k_start") if name in parts}
-    options |= {name: float(parts[name].reshape(())) for name in ("scale", "softcap") if name in parts}
-    causal = "causal" in parts and bool(parts["causal"].reshape(()))
+    parts = group.parts
+    for name in REQUIRED[1:]:
+        if parts[name].dtype != parts["q"].dtype:
+            expected = f"the dtype of q, {parts['q'].dtype}"
+            raise group.refused(f"{group.called(name)}: expected {expected}; got {parts[name].dtype} [refattn A4]")
+    # Neither mask nor bias has values that matter here, nor have q, k and v: shapes do, which cost no memory.
+    options: dict[str, Any] = {name: _blank(parts[name]) for name in (*ARRAYS, *REQUIRED) if name in parts}
+    options |= {name: _start(parts[name].stored) for name in STARTS if name in parts}
+    options |= {name: float(parts[name].stored.reshape(())) for name in NUMBERS if name in parts}
     try:
-        check_call(*(parts[name] for name in REQUIRED), causal=causal, **options)
+        check_call(causal="causal" in parts and bool(parts["causal"].stored.reshape(())), **options)
     except RefattnError as fault:
-        raise CaptureError(f"{path}: {prefix}{fault}") from fault
+        raise group.refused(group.called(str(fault))) from fault
+
+
+def _blank(tensor: Tensor) -> Array:
+    dtype = np.bool_ if tensor.dtype == "bool" else np.float32
+    return np.broadcast_to(np.zeros((), dtype=dtype), tensor.shape)

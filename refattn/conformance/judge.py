@@ -91,17 +91,18 @@ class Judgement:
     fault: str = ""
 
 
-def judge(problem: Problem, result: Result) -> Judgement:
-    """Judge one result of one problem."""
+def judge(problem: Problem, result: Result, model: str | None = None) -> Judgement:
+    """Judge one result of one problem: under a named model, or under the narrowest of "fused" and "unfused"."""
     golden = golden_of(problem, weights=result.weights is not None)
     if form := form_fault(golden, result, problem.dtype):
         label, message = form
         return Judgement(verdict="fail", message=message, fault=label)
-    fused = worst_of(golden, result, problem.dtype, "fused", problem.coherent)
+    first = model or "fused"
+    fused = worst_of(golden, result, problem.dtype, first, problem.coherent)
     notes = _side_effects(result)
     if fused.ratio <= 1:
-        judged = Judgement(verdict="pass", error_over_bound=fused.ratio, model="fused", place=fused)
-    elif problem.dtype in LOW:
+        judged = Judgement(verdict="pass", error_over_bound=fused.ratio, model=first, place=fused)
+    elif problem.dtype in LOW and model is None:
         unfused = worst_of(golden, result, problem.dtype, "unfused", problem.coherent)
         judged = _judge_unfused(fused, unfused, problem.dtype)
     elif math.isnan(fused.ratio):
@@ -109,7 +110,7 @@ def judge(problem: Problem, result: Result) -> Judgement:
     else:
         message = str(fused) + hint_of_float32(golden, result, problem.dtype)
         judged = Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
-    if judged.verdict == "fail" and fused.what == "log-sum-exp" and _output_holds(problem, golden, result):
+    if judged.verdict == "fail" and fused.what == "log-sum-exp" and _output_holds(problem, golden, result, model):
         judged = replace(judged, fault="P4")
     if notes and judged.verdict != "fail":
         ratio, fault = judged.error_over_bound, "A7" if result.changed or result.beside or result.shared else "N4"
@@ -232,9 +233,9 @@ def _judge_unfused(fused: Place, unfused: Place, dtype: str) -> Judgement:
     return Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
 
 
-def _output_holds(problem: Problem, golden: Golden, result: Result) -> bool:
+def _output_holds(problem: Problem, golden: Golden, result: Result, model: str | None) -> bool:
     """Whether the output alone is within its bound."""
-    model = "unfused" if problem.dtype in LOW else "fused"
+    model = model or ("unfused" if problem.dtype in LOW else "fused")
     return error_over_bound(result.output, golden.output, golden.bound(problem.dtype, model, problem.coherent)) <= 1
 
 

@@ -11,20 +11,40 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+from refattn import __version__
 from refattn.conformance.capture import captured
 from refattn.dtypes import COMPUTED
 
 DEFAULT_SEED = 20
 # One dtype after the other, float32 first: its failures are the easiest to read.
 DTYPE_ORDER = ("float32", "bfloat16", "float16", "float64")
-VERDICTS = ("pass", "declared", "fail", "crashed", "timed out", "out of memory", "not judgeable", "unsupported")
-# The call gave no answer at all; and all that speaks against a target.
+# The call gave no answer at all.
 CRASHED = ("crashed", "timed out", "out of memory")
+# "missing": what was asked for came back without a result, see `refattn compare`.
+VERDICTS = ("pass", "declared", "fail", *CRASHED, "missing", "not judgeable", "unsupported")
+# All that speaks against a target.
 BROKEN = ("fail", *CRASHED)
+# Of the JSON that a report becomes; another number for each change that a reader would notice.
+FORMAT = 1
 # What a check of refattn's own functions is listed under where a target has none of them.
 OWN_FUNCTIONS = "refattn's own functions"
+# Failing cases whose data a report keeps for its pictures, and the most elements of all of them together.
+PICTURED, PICTURED_ELEMENTS = 60, 2**24
+
+
+class Evidence(NamedTuple):
+    """What a failure was judged on: a Problem and the target's Result, None where the call raised an error."""
+
+    problem: Any
+    result: Any
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        arrays = (*vars(self.problem).values(), *(vars(self.result).values() if self.result else ()))
+        return sum(int(x.size) for x in arrays if hasattr(x, "size"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +72,8 @@ class Record:
     # Where the target's own code raised, as file:line, and its traceback.
     place: str = ""
     trace: str = ""
+    # For pictures; kept for some failures alone, see `run_suite`.
+    evidence: Evidence | None = field(default=None, repr=False, compare=False)
 
     @property
     def about(self) -> str:
@@ -107,8 +129,8 @@ class Report:
 
     @property
     def conforms(self) -> bool:
-        """Whether something was judged, and nothing failed or crashed."""
-        return self.complete and self.counts.get("pass", 0) > 0 and not self.broken
+        """Whether something was judged, and nothing failed, crashed or is missing."""
+        return self.complete and self.counts.get("pass", 0) > 0 and not self.broken and not self.counts.get("missing")
 
     @property
     def broken(self) -> tuple[Record, ...]:
@@ -134,6 +156,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
+            "format": FORMAT,
             "target": self.target,
             "versions": self.versions,
             "seed": self.seed,
@@ -195,16 +218,18 @@ def run_case(
         return Record(**about, verdict="unsupported", message=str(refusal), missing=missing, notes=tuple(notes))
     except WorkerError as fault:
         about |= {"verdict": fault.verdict, "message": str(fault), "place": fault.place, "trace": fault.trace}
-        return Record(**about, notes=tuple(notes))
+        return Record(**about, **_evidence(problem), notes=tuple(notes))
     except (Exception, SystemExit) as fault:  # noqa: BLE001  # whatever a target raises is its verdict, exit included
         if problem is None and isinstance(fault, AssertionError):
             message = str(fault) or "an assertion failed"
             return Record(**about, verdict="fail", message=message, notes=tuple(notes))
-        return Record(**about, **crash_of(fault, target), verdict="crashed", notes=tuple(notes))
+        about |= crash_of(fault, target) | _evidence(problem)
+        return Record(**about, verdict="crashed", notes=tuple(notes))
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
     judged = judge(problem, result)
     choices = declared.explains(problem, result) if declared is not None and judged.verdict == "fail" else ()
+    about |= _evidence(problem, result) if judged.verdict == "fail" and not choices else {}
     return Record(
         **about,
         verdict="declared" if choices else judged.verdict,
@@ -231,6 +256,7 @@ def run_suite(
     """The report on all pairs of case and dtype; an interrupt ends it early and leaves what there is.
 
     declared is a `profiles.Declared`, or None.
+    Evidence is kept for the first failure of each case, of PICTURED cases and PICTURED_ELEMENTS numbers at most.
     """
     records: list[Record] = []
     began: list[float] = []
@@ -239,7 +265,7 @@ def run_suite(
         for case, dtype in pairs:
             now = time.time()
             record = run_case(case, target, dtype, seed, capture=capture, declared=declared)
-            records.append(record)
+            records.append(_with_bounded_evidence(record, records))
             began.append(now)
             advance(record)
             if fail_fast and record.verdict in BROKEN:
@@ -250,7 +276,7 @@ def run_suite(
     counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
     return Report(
         target=target.name,
-        versions=target.versions(),
+        versions={"refattn": __version__, **target.versions()},
         seed=seed,
         records=tuple(records),
         complete=complete,
@@ -298,8 +324,8 @@ def chosen_pairs(
     return [(case, dtype) for dtype in DTYPE_ORDER if dtype in dtypes for case in chosen if dtype in case.dtypes]
 
 
-def problem_in_words(problem: Any, seed: int) -> str:
-    """The call of a problem: shapes, dtype, options and the seed of the data."""
+def problem_in_words(problem: Any, seed: int | None) -> str:
+    """The call of a problem: shapes, dtype, options and the seed of the data, if it was drawn."""
     words = [f"{name} {tuple(getattr(problem, name).shape)}" for name in ("q", "k", "v")]
     words = [f"{', '.join(words)} {problem.dtype}"]
     if problem.causal:
@@ -313,7 +339,23 @@ def problem_in_words(problem: Any, seed: int) -> str:
             words.append(f"{name}={value.tolist() if hasattr(value, 'tolist') else value}")
     if problem.layout != "contiguous":
         words.append(f"{problem.layout} in memory")
-    return ", ".join([*words, f"seed {seed}"])
+    return ", ".join(words if seed is None else [*words, f"seed {seed}"])
+
+
+def _evidence(problem: Any, result: Any = None) -> dict[str, Any]:
+    return {} if problem is None else {"evidence": Evidence(problem, result)}
+
+
+def _with_bounded_evidence(record: Record, earlier: list[Record]) -> Record:
+    """The record, without its evidence if the earlier ones hold enough."""
+    if record.evidence is None:
+        return record
+    kept = {one.case: one.evidence.elements for one in earlier if one.evidence is not None}
+    # What a user captured comes last, and is what they ask about.
+    room = (len(kept) < PICTURED or record.case.startswith("inputs.")) and sum(
+        kept.values()
+    ) + record.evidence.elements <= PICTURED_ELEMENTS
+    return record if room and record.case not in kept else replace(record, evidence=None)
 
 
 def _where(fault: BaseException) -> dict[str, Any]:

@@ -15,6 +15,7 @@ HEADERS = {
     "crashed": ("", "crash"),
     "timed out": ("timed", "out"),
     "out of memory": ("out of", "memory"),
+    "missing": ("", "miss"),
     "not judgeable": ("not judge-", "able"),
     "unsupported": ("unsup-", "ported"),
 }
@@ -23,7 +24,7 @@ LABEL, TITLE = 6, 24
 
 def print_table(report: Report, labels: frozenset[str] | None, width: int) -> None:
     """One row for each of the clauses, all that have cases if labels is None; no column or row without a number."""
-    rows = {label: records for label, records in _by_clause(report).items() if labels is None or label in labels}
+    rows = {label: records for label, records in by_clause(report).items() if labels is None or label in labels}
     if not rows:
         return
     chosen = [record for records in rows.values() for record in records]
@@ -59,7 +60,7 @@ def print_table(report: Report, labels: frozenset[str] | None, width: int) -> No
         print("A case of several clauses is counted with each.")
 
 
-def _by_clause(report: Report) -> dict[str, list[Record]]:
+def by_clause(report: Report) -> dict[str, list[Record]]:
     """Records by label, in the order of the chapters; a case of several clauses stands with each."""
     found: dict[str, list[Record]] = {}
     for record in report.records:

@@ -5,12 +5,12 @@ Run as `pytest --pyargs refattn.conformance --refattn-target NAME`; `refattn che
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from refattn.conformance.cases import all_cases
-from refattn.conformance.report import explain
-from refattn.conformance.runner import DEFAULT_SEED, chosen_pairs, run_case
-from refattn.dtypes import COMPUTED
+from refattn.conformance.plugin import pairs_of, setting
+from refattn.conformance.reports.terminal import explain
+from refattn.conformance.runner import DEFAULT_SEED, run_case
 
 if TYPE_CHECKING:
     import pytest
@@ -18,37 +18,44 @@ if TYPE_CHECKING:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per case and dtype."""
-    names = metafunc.config.getoption("--refattn-dtypes")
-    pairs = chosen_pairs(all_cases(), dtypes=tuple(names.split(",")) if names else COMPUTED)
-    metafunc.parametrize(("case", "dtype"), pairs, ids=[f"{case.name}-{dtype}" for case, dtype in pairs])
+    import pytest
+
+    pairs = pairs_of(setting(metafunc.config, "clauses"), setting(metafunc.config, "dtypes"))
+    mark = pytest.mark.refattn
+    chosen = [pytest.param(case, dtype, marks=mark, id=f"{case.name}-{dtype}") for case, dtype in pairs]
+    metafunc.parametrize(("case", "dtype"), chosen)
 
 
 def test_case(case: Any, dtype: str, request: pytest.FixtureRequest) -> None:
     """The target gives what the case's clauses demand."""
     import pytest
 
-    option = request.config.getoption
-    target = _target(option("--refattn-target"), option("--refattn-library"))
-    seed = option("--refattn-seed")
-    record = run_case(case, target, dtype, DEFAULT_SEED if seed is None else seed)
+    seed = setting(request.config, "seed")
+    if seed and not seed.isdecimal():
+        pytest.exit(f"refattn seed: expected a whole number, got {seed!r}", returncode=pytest.ExitCode.USAGE_ERROR)
+    record = run_case(case, _target(request.config), dtype, int(seed or DEFAULT_SEED))
     if record.verdict in ("unsupported", "not judgeable"):
         pytest.skip(record.message)
     if record.verdict != "pass":
         pytest.fail(explain(record), pytrace=False)
 
 
-_TARGETS: dict[tuple[str, str], Any] = {}
+_TARGETS: dict[tuple[str, ...], Any] = {}
 
 
-def _target(name: str, library: str) -> Any:
-    """The target of that name, looked up once; one that cannot be called ends the run, as a usage error does."""
+def _target(config: pytest.Config) -> Any:
+    """The target that is asked for, looked up once; one that cannot be called ends the run, as a usage error does."""
     import pytest
 
     from refattn.conformance.targets import TargetError, find_target
 
-    if (name, library) not in _TARGETS:
+    asked = tuple(setting(config, name) for name in ("target", "library", "convention"))
+    if asked not in _TARGETS:
+        # What a project's file names is found from where that file lies.
+        from_file = config.getoption("--refattn-target") is None
         try:
-            _TARGETS[name, library] = find_target(name, library)
+            with contextlib.chdir(config.rootpath) if from_file else contextlib.nullcontext():
+                _TARGETS[asked] = find_target(asked[0], asked[1] or None, asked[2] or None)
         except TargetError as fault:
             pytest.exit(str(fault), returncode=pytest.ExitCode.USAGE_ERROR)
-    return _TARGETS[name, library]
+    return _TARGETS[asked]

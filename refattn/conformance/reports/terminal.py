@@ -1,15 +1,13 @@
-"""Verdicts shown: a progress bar, the verdict, a table by clause, the most telling failure explained, JSON."""
+"""On a terminal: a progress bar, the verdict, a table by clause, and the most telling failure explained."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from refattn.clauses import clause
 from refattn.conformance.alignment import note_on
@@ -27,8 +25,11 @@ SELDOM_OFFERED = {"weights", OWN_FUNCTIONS}
 
 
 @contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[Record], None]]:
-    """A function to call with each record; it draws a progress bar if standard error is a terminal."""
+def progress(total: int | None) -> Iterator[Callable[[Record], None]]:
+    """A function to call with each record; it draws a progress bar if standard error is a terminal.
+
+    total is None where nobody knows how many there will be.
+    """
     if not sys.stderr.isatty():
         yield lambda record: None
         return
@@ -39,15 +40,6 @@ def progress(total: int) -> Iterator[Callable[[Record], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda record: bar.update(task, advance=1, description=f"{record.case} {record.dtype}")
-
-
-def write_json(report: Report, where: str) -> None:
-    """The report as JSON to a file, or to standard output for "-"."""
-    text = json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n"
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text, encoding="utf-8")
 
 
 def print_report(report: Report, labels: frozenset[str] | None = None, command: str = "") -> None:
@@ -63,6 +55,7 @@ def print_report(report: Report, labels: frozenset[str] | None = None, command: 
     print_table(report, labels, width())
     _print_dumps(report)
     _print_declared(report)
+    _print_missing(report)
     _print_unsupported(report)
     if report.alignment:
         print("\n" + _wrapped(note_on(report.alignment)))
@@ -115,9 +108,35 @@ def verdict_line(report: Report) -> str:
         return f"{report.target}: interrupted{judged}."
     if report.conforms:
         return f"{report.target} conforms{_profile(report)}{_extent(report)} ({counts}).{stored}"
+    if not report.broken and report.counts.get("missing"):
+        return f"{report.target}: results are missing, so it does not conform ({counts})."
     if not report.broken:
         return f"{report.target}: nothing could be judged, so it does not conform ({counts or 'no case was chosen'})."
     return f"{report.target} does not conform{_profile(report)} ({counts})."
+
+
+def unsupported_lines(report: Report) -> list[str]:
+    """What the target lacks, each with the number of cases; dtypes and other reasons on lines of their own."""
+    missing = report.lacking
+    dtypes = {one: count for one, count in missing.items() if one in COMPUTED}
+    options = {one: count for one, count in missing.items() if one not in {*COMPUTED, "lse", OWN_FUNCTIONS}}
+    lines = []
+    if options:
+        (first, count), *others = options.items()
+        lines.append(", ".join([f"cannot express {first}: {_cases(count)}", *(f"{name}: {n}" for name, n in others)]))
+    if missing["lse"]:
+        lines.append(f"returns no log-sum-exp: {_cases(missing['lse'])}")
+    if missing[OWN_FUNCTIONS]:
+        lines.append(f"lacks {OWN_FUNCTIONS} (errors, layers, caches, ...): {_cases(missing[OWN_FUNCTIONS])}")
+    unsupported = [record for record in report.records if record.verdict == "unsupported"]
+    for dtype, count in dtypes.items():
+        reason = next(record.message for record in unsupported if record.missing == (dtype,))
+        lines.append(f"{reason}: {_cases(count)}")
+    others = Counter(record.message for record in unsupported if not record.missing).most_common()
+    lines += [f"{reason}: {_cases(count)}" for reason, count in others[:SHOWN]]
+    if len(others) > SHOWN:
+        lines.append(f"{len(others) - SHOWN} other reasons: {_cases(sum(n for _, n in others[SHOWN:]))} (--json FILE)")
+    return lines
 
 
 def width() -> int:
@@ -160,27 +179,18 @@ def _print_dumps(report: Report) -> None:
         print(_wrapped(f"{record.case}: {record.verdict} ({record.dtype}){reason}", "" if number else "\n"))
 
 
+def _print_missing(report: Report) -> None:
+    """Results that did not come back, each with what would have been judged."""
+    missing = [
+        f"{record.message} ({record.case} {record.dtype})" for record in report.records if record.verdict == "missing"
+    ]
+    if missing:
+        more = f" and {len(missing) - SHOWN} more (--json FILE)" if len(missing) > SHOWN else ""
+        print(_wrapped(f"Missing, so not judged: {', '.join(missing[:SHOWN])}{more}", "\n"))
+
+
 def _print_unsupported(report: Report) -> None:
-    """What the target lacks, each with the number of cases; dtypes and other reasons on lines of their own."""
-    missing = report.lacking
-    dtypes = {one: count for one, count in missing.items() if one in COMPUTED}
-    options = {one: count for one, count in missing.items() if one not in {*COMPUTED, "lse", OWN_FUNCTIONS}}
-    lines = []
-    if options:
-        (first, count), *others = options.items()
-        lines.append(", ".join([f"cannot express {first}: {_cases(count)}", *(f"{name}: {n}" for name, n in others)]))
-    if missing["lse"]:
-        lines.append(f"returns no log-sum-exp: {_cases(missing['lse'])}")
-    if missing[OWN_FUNCTIONS]:
-        lines.append(f"lacks {OWN_FUNCTIONS} (errors, layers, caches, ...): {_cases(missing[OWN_FUNCTIONS])}")
-    unsupported = [record for record in report.records if record.verdict == "unsupported"]
-    for dtype, count in dtypes.items():
-        reason = next(record.message for record in unsupported if record.missing == (dtype,))
-        lines.append(f"{reason}: {_cases(count)}")
-    others = Counter(record.message for record in unsupported if not record.missing).most_common()
-    lines += [f"{reason}: {_cases(count)}" for reason, count in others[:SHOWN]]
-    if len(others) > SHOWN:
-        lines.append(f"{len(others) - SHOWN} other reasons: {_cases(sum(n for _, n in others[SHOWN:]))} (--json FILE)")
+    lines = unsupported_lines(report)
     if lines:
         print("\nUnsupported, so not judged:")
     for line in lines:

@@ -1,0 +1,101 @@
+"""`refattn cases`: write the inputs of cases as files, for programs that Python cannot call."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from refattn.commands.check import DEFAULT_SEED, in_dtypes
+from refattn.commands.clauses import labels_in
+
+FORMATS = ("raw", "npz", "safetensors")
+
+DESCRIPTION = """\
+Writes the inputs of the conformance suite's cases into a folder: one folder per case, with its tensors and, in
+case.json, shapes and options. Run your program on each, in any language and on any machine, let it put its output
+beside the inputs, and ask `refattn compare DIR` for the verdict. manifest.json says what every file holds.
+"""
+
+EPILOG = """\
+Examples:
+  refattn cases export DIR --dtype float32                      every case in float32, tensors as q.bin, k.bin, ...
+  refattn cases export DIR --features causal,q_start --limit 50  no option but these, the 50 plainest cases
+  refattn cases export DIR --format safetensors --dtype bfloat16
+  refattn cases export DIR --clauses M,P1                       the chapter of masks, and clause P1
+
+Formats: raw is little-endian bytes in C order, npz is NumPy's (bfloat16 as its bit patterns in uint16), and
+safetensors holds bfloat16 as it is. The output goes into output.bin, or as output into outputs.npz or
+outputs.safetensors; lse, the natural log-sum-exp in float32 (of float64 in float64), may lie beside it.
+
+Exit codes: 0 the files are there, 2 the command line cannot be carried out.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the action of `refattn cases` and its options."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    export = actions.add_parser("export", help="write inputs for other programs")
+    export.add_argument("folder", metavar="DIR", type=Path, help="where the files go; must be new or empty")
+    export.add_argument("--format", choices=FORMATS, default="raw", help="of the tensors (%(default)s)")
+    export.add_argument(
+        "--clauses", metavar="LABEL", nargs="+", type=labels_in, default=[], help="only these clauses or chapters: S1,M"
+    )
+    export.add_argument("--dtype", metavar="float32,...", type=in_dtypes, help="only these dtypes")
+    export.add_argument(
+        "--features",
+        metavar="causal,...",
+        help="only cases that need no more than these: causal, mask, bias, scale, softcap, sinks, q_start, k_start, "
+        "gqa (grouped heads), rank (others than 4), batch (axes that broadcast), lse, weights; none for q, k, v alone",
+    )
+    export.add_argument("--seed", metavar="N", type=_at_least(0), default=DEFAULT_SEED, help="data (%(default)s)")
+    export.add_argument("--limit", metavar="N", type=_at_least(1), help="only the first N, which are the plainest")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exports what the command line names."""
+    from refattn.conformance.exchange.export import FEATURES, Selection, export
+    from refattn.conformance.exchange.files import TensorFileError
+    from refattn.dtypes import COMPUTED
+
+    features = None
+    if args.features is not None:
+        words = [word for word in args.features.replace(",", " ").split() if word != "none"]
+        if unknown := [word for word in words if word not in FEATURES]:
+            return _refused(f"--features: no feature {', '.join(unknown)}; there are {', '.join(FEATURES)}")
+        features = tuple(word for word in FEATURES if word in words)
+    labels = sorted({label for labels in args.clauses for label in labels})
+    selection = Selection(
+        format=args.format,
+        dtypes=args.dtype or COMPUTED,
+        clauses=tuple(labels) or None,
+        features=features,
+        limit=args.limit,
+        seed=args.seed,
+    )
+    try:
+        found = export(args.folder, selection)
+    except TensorFileError as fault:
+        return _refused(str(fault))
+    except OSError as fault:
+        return _refused(f"{args.folder} cannot be written: {fault.strerror or fault}")
+    if not found:
+        return _refused("no case is of these clauses and dtypes, and needs no more than these features")
+    outputs = "output.bin" if args.format == "raw" else f"outputs.{args.format} with output"
+    print(f"{len(found)} cases written to {args.folder}; put {outputs} into each folder, then:")
+    print(f"refattn compare {args.folder}")
+    return 0
+
+
+def _at_least(least: int) -> Any:
+    def number(text: str) -> int:
+        if (found := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, it is {found}")
+        return found
+
+    return number
+
+
+def _refused(message: str) -> int:
+    print(f"refattn cases: {message}", file=sys.stderr)
+    return 2

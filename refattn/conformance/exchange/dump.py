@@ -1,0 +1,129 @@
+"""Inputs and results that were dumped together, by any program on any machine: verdict and diagnosis.
+
+A file holds q, k, v and output, and optionally lse, weights and options, or several problems as NAME.q, NAME.k, ...
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refattn.conformance.captured import CLAUSES_OF_ANY_INPUT, REQUIRED, Group, check_group, problem_of, read_groups
+from refattn.conformance.case import Problem
+from refattn.conformance.exchange.bits import Tensor, tensor_of
+from refattn.conformance.exchange.files import LARGEST
+from refattn.conformance.exchange.words import in_words
+from refattn.conformance.judge import Judgement, Result, judge
+from refattn.conformance.runner import DEFAULT_SEED, VERDICTS, Record, Report, problem_in_words
+from refattn.dtypes import COMPUTED, is_float8
+
+LAYOUTS, LSE_LAYOUTS, LSE_BASES = ("BHSD", "BSHD"), ("BHS", "BSH"), ("e", "2")
+# A log-sum-exp in base 2 has been rounded once more.
+BASE_2 = 2.0
+SAYS = "The result that was dumped is that of the specification within the bound."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a dump is to be read: options and dtype that it does not hold itself, its layout, and the rounding model."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+    layout: str = "BHSD"
+    lse_layout: str = "BHS"
+    lse_base: str = "e"
+    model: str | None = None
+    largest: int = LARGEST
+
+
+def compare_dump(path: Path, reading: Reading, advance: Callable[[Record], None] = lambda record: None) -> Report:
+    """One record for each problem in the file. Raises TensorFileError."""
+    started = time.monotonic()
+    given = {name: tensor_of(np.asarray(value)) for name, value in reading.options.items()}
+    groups = [_turned(group, reading) for group in read_groups(path, reading.dtype, given, reading.largest)]
+    for group in groups:
+        check_group(group)
+        if "output" not in group.parts:
+            raise group.refused(f"lacks {group.called('output')}, the result to be judged")
+    records = []
+    for group in groups:
+        records.append(_judged(group, reading))
+        advance(records[-1])
+    counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
+    return Report(
+        target=str(path),
+        versions={},
+        seed=DEFAULT_SEED,
+        records=tuple(records),
+        seconds=time.monotonic() - started,
+        counts=counts,
+    )
+
+
+def result_of(problem: Problem, parts: Mapping[str, Tensor]) -> Result:
+    """Output, lse and weights as a result; the output has the dtype of q if that holds all its numbers."""
+    output = parts["output"].read_as(problem.dtype)
+    others: dict[str, Any] = {name: parts[name].values() for name in ("lse", "weights") if name in parts}
+    if "lse" in parts:
+        others["lse_dtype"] = parts["lse"].dtype
+    return Result(output=output.values(), dtype=output.dtype, **others)
+
+
+def _judged(group: Group, reading: Reading) -> Record:
+    problem = problem_of(group)
+    notes: tuple[str, ...] = ()
+    if is_float8(group.parts["q"].dtype) and group.parts["output"].dtype in COMPUTED:
+        # Any of them holds the inputs exactly, and kernels of 8 bits return one or another.
+        problem = replace(problem, dtype=group.parts["output"].dtype)
+        notes = (f"the inputs are {group.parts['q'].dtype}; judged in the dtype of the output",)
+    result = result_of(problem, group.parts)
+    if reading.lse_base == "2" and result.lse is not None:
+        result = replace(result, lse=result.lse * math.log(2))
+    judged = judge(problem, result, reading.model)
+    if reading.lse_base == "2":
+        judged = _tolerating_base_2(judged, reading.model)
+    return Record(
+        case=group.name or group.path.stem,
+        clauses=CLAUSES_OF_ANY_INPUT,
+        says=SAYS,
+        dtype=problem.dtype,
+        verdict=judged.verdict,
+        error_over_bound=judged.error_over_bound,
+        model=judged.model,
+        message=in_words(problem, result, judged, reading.model),
+        notes=notes,
+        fault=judged.fault,
+        called=problem_in_words(problem, None),
+        needs=problem.needs,
+    )
+
+
+def _tolerating_base_2(judged: Judgement, model: str | None) -> Judgement:
+    place = judged.place
+    if judged.verdict != "fail" or place is None or place.what != "log-sum-exp" or not place.ratio <= BASE_2:
+        return judged
+    return Judgement(verdict="pass", error_over_bound=place.ratio / BASE_2, model=model or "fused", place=place)
+
+
+def _turned(group: Group, reading: Reading) -> Group:
+    """In the specification's layout: heads before tokens."""
+    parts = dict(group.parts)
+    if reading.layout == "BSHD":
+        for name in (*REQUIRED, "output"):
+            if name in parts:
+                parts[name] = _swapped(group, name, parts[name], -2, -3)
+    if reading.lse_layout == "BSH" and "lse" in parts:
+        parts["lse"] = _swapped(group, "lse", parts["lse"], -1, -2)
+    return group._replace(parts=parts)
+
+
+def _swapped(group: Group, name: str, tensor: Tensor, first: int, second: int) -> Tensor:
+    if tensor.stored.ndim < -second:
+        raise group.refused(f"{group.called(name)} {tensor.shape} lacks the axes of tokens and heads that were named")
+    return tensor._replace(stored=np.swapaxes(tensor.stored, first, second))

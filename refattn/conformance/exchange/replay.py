@@ -1,0 +1,101 @@
+"""`refattn check --save-failures DIR`: each failing case as NAME.npz, and NAME.py, a script that repeats it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refattn.arrays import Array
+from refattn.conformance.captured import check_group, problem_of, read_groups, tensors_of
+from refattn.conformance.case import Problem
+from refattn.conformance.exchange.bits import Tensor, tensor_of
+from refattn.conformance.exchange.files import write_npz
+from refattn.conformance.exchange.words import options_of
+from refattn.conformance.judge import LOW, Result, golden_of, judge
+from refattn.conformance.runner import BROKEN, Record
+
+SCRIPT = """\
+from refattn.conformance.exchange.replay import load
+from refattn.testing import assert_attention_close
+
+call = load(__file__)  # {name}.npz beside this script
+output, lse = call.run({how})
+assert_attention_close(output, call.q, call.k, call.v, lse=lse, **call.options)
+"""
+
+
+class Remembering:
+    """A target that keeps its last problem and what came of it, so that a failure can be saved."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self.last: tuple[Problem, Result | None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def call(self, problem: Problem) -> Result:
+        """One call; a crash leaves the problem alone."""
+        self.last = problem, None
+        result: Result = self._target.call(problem)
+        self.last = problem, result
+        return result
+
+    def save(self, folder: Path, record: Record, *how: str | None) -> None:
+        """Writes the last call if its record is of a failure; how: what `find_target` got. Raises OSError."""
+        last, self.last = self.last, None
+        if last is not None and record.verdict in BROKEN:
+            save_failure(folder, f"{record.case}.{record.dtype}", *last, how)
+
+
+class Call(NamedTuple):
+    """A failing call: q, k and v as NumPy arrays, and what `assert_attention_close` is told beside them."""
+
+    problem: Problem
+    q: Array
+    k: Array
+    v: Array
+    options: dict[str, Any]
+
+    def run(self, target: str, library: str | None = None, convention: str | None = None) -> tuple[Array, Array | None]:
+        """Output and log-sum-exp of a target, named as for `refattn check`.
+
+        Raises AssertionError where shape, dtype or side effects are wrong.
+        """
+        from refattn.conformance.targets import find_target
+
+        result = find_target(target, library, convention).call(self.problem)
+        judged = judge(self.problem, result)
+        if judged.verdict == "fail" and judged.place is None:
+            raise AssertionError(judged.message)
+        return result.output, result.lse
+
+
+def load(path: str | Path) -> Call:
+    """The call that lies in NAME.npz, or beside the script NAME.py. Raises TensorFileError."""
+    (group,) = read_groups(Path(path).with_suffix(".npz"))
+    check_group(group)
+    problem = problem_of(group)
+    model = "unfused" if problem.dtype in LOW else "fused"
+    options = options_of(problem) | {"dtype": problem.dtype, "model": model, "coherent": problem.coherent}
+    return Call(problem, problem.q, problem.k, problem.v, options)
+
+
+def save_failure(folder: Path, name: str, problem: Problem, result: Result | None, how: tuple[str | None, ...]) -> None:
+    """Writes inputs, what came out, what was expected and the bound, and the script. Raises OSError."""
+    name = re.sub(r"[^\w.-]", "_", name)
+    exact = golden_of(problem)
+    model = "unfused" if problem.dtype in LOW else "fused"
+    came: dict[str, Array | None] = {"expected": exact.output, "expected_lse": exact.lse}
+    came["bound"] = exact.bound(problem.dtype, model, problem.coherent)
+    if result is not None and result.library:
+        came |= {"output": result.output, "lse": result.lse, "weights": result.weights}
+    parts: dict[str, Tensor] = tensors_of(problem)
+    parts |= {part: tensor_of(np.asarray(x)) for part, x in came.items() if x is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_npz(folder / f"{name}.npz", parts)
+    script = SCRIPT.format(name=name, how=", ".join(map(repr, how)))
+    (folder / f"{name}.py").write_text(script, encoding="utf-8", newline="\n")

@@ -1,0 +1,244 @@
+"""One HTML page about one run: the verdict, a table by clause, and each failing case with its pictures.
+
+The page is whole in itself: no script, and no style, font or image from elsewhere, which its content security policy
+states too. What a target named, printed or raised is text and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+
+from refattn.clauses import CHAPTERS, clause
+from refattn.conformance.alignment import note_on
+from refattn.conformance.headline import most_telling
+from refattn.conformance.reports.pictures import Picture, pictures_of
+from refattn.conformance.reports.terminal import unsupported_lines, verdict_line
+from refattn.conformance.reports.text import printable
+from refattn.conformance.runner import BROKEN, VERDICTS, Record, Report
+from refattn.conformance.table import by_clause
+
+STYLES = ("map.css", "page.css")
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def page_text(report: Report, command: str = "") -> str:
+    """The page; command is how the target is called again."""
+    command = command or f"refattn check {report.target}"
+    parts = [
+        *_head(report),
+        *_verdict(report),
+        *_table(report),
+        *_failures(report, command),
+        *_not_judged(report),
+        *_clauses(report),
+        "</main>\n</body>\n</html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def styles(*names: str) -> str:
+    """The style sheets of those names, one after the other."""
+    return "".join(files("refattn.conformance.reports").joinpath(name).read_text(encoding="utf-8") for name in names)
+
+
+def _head(report: Report) -> list[str]:
+    title = _text(f"refattn check {report.target}")
+    return [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        # Without it a browser asks the place that the page came from for an icon.
+        '<link rel="icon" href="data:,">',
+        f"<title>{title}</title>\n<style>\n{styles(*STYLES)}</style>\n</head>\n<body>\n<main>",
+        f"<h1>{title}</h1>",
+    ]
+
+
+def _verdict(report: Report) -> list[str]:
+    """The summary sentence, and what it is about."""
+    state = "right" if report.conforms else "wrong" if report.broken else "none"
+    facts = {
+        "Versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
+        "Seed": str(report.seed),
+        "Time": f"{report.seconds:.1f} s",
+        "Rounding": ", ".join(f"{model} in {dtype}" for dtype, model in report.models.items()),
+    }
+    notes = [*report.notes, *((note_on(report.alignment),) if report.alignment else ())]
+    return [
+        f'<p class="verdict {state}">{_text(verdict_line(report))}</p>',
+        "<dl>",
+        *(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items() if value),
+        "</dl>",
+        *(f'<p class="note">{_text(note)}</p>' for note in notes),
+    ]
+
+
+def _table(report: Report) -> list[str]:
+    """One row for each clause that has cases, with its verdicts."""
+    rows = by_clause(report)
+    if not rows:
+        return []
+    used = {record.verdict for record in report.records}
+    verdicts = [verdict for verdict in VERDICTS if verdict in ("pass", "fail") or verdict in used]
+    parts = ['<h2 id="by-clause">By clause</h2>']
+    parts.append('<div class="scroll" tabindex="0" role="region" aria-labelledby="by-clause"><table>')
+    heads = "".join(f'<th scope="col" class="count">{verdict}</th>' for verdict in verdicts)
+    parts.append(f'<thead><tr><th scope="col">clause</th><th scope="col">title</th>{heads}</tr></thead>')
+    for letter, words in CHAPTERS.items():
+        members = {label: records for label, records in rows.items() if clause(label).chapter == letter}
+        if not members:
+            continue
+        span = len(verdicts) + 2
+        parts.append(f'<tbody><tr><th colspan="{span}" scope="rowgroup">{letter} · {_text(words)}</th></tr>')
+        for label, records in members.items():
+            counts = [sum(record.verdict == verdict for record in records) for verdict in verdicts]
+            cells = "".join(_count(verdict, count) for verdict, count in zip(verdicts, counts))
+            broken = any(record.verdict in BROKEN for record in records)
+            state = ' class="broken"' if broken else "" if counts[0] else ' class="dim"'
+            title = f"<td>{_text(clause(label).title)}</td>"
+            parts.append(f'<tr{state}><th scope="row">{_link_to_clause(label)}</th>{title}{cells}</tr>')
+        parts.append("</tbody>")
+    parts.append("</table></div>")
+    parts.append('<p class="small">A case of several clauses is counted with each, and once for each dtype.</p>')
+    return parts
+
+
+def _count(verdict: str, count: int) -> str:
+    broken = " bad" if verdict in BROKEN and count else ""
+    return f'<td class="count{broken}">{count or ""}</td>'
+
+
+def _failures(report: Report, command: str) -> list[str]:
+    """Each failing case, the most telling one first; its dtypes together."""
+    if not report.broken:
+        return []
+    groups: dict[str, list[Record]] = {most_telling(report).case: []}
+    for record in report.broken:
+        groups.setdefault(record.case, []).append(record)
+    parts = [f'<h2 id="failures">{_failing_cases(len(groups))}, the most telling one first</h2>']
+    if len(groups) > 1:
+        links = (f'<li><a href="#{_slug(name)}">{_text(name)}</a></li>' for name in groups)
+        parts.append(f'<nav aria-labelledby="failures"><ul class="index">{"".join(links)}</ul></nav>')
+    for name, records in groups.items():
+        parts += _failure(name, records, command)
+    return parts
+
+
+def _failing_cases(count: int) -> str:
+    return f"{count} failing case{'s' * (count != 1)}"
+
+
+def _failure(name: str, records: list[Record], command: str) -> list[str]:
+    """One case: what must hold, what came instead in the first dtype that shows it, pictures, the other dtypes."""
+    first = next((record for record in records if record.evidence is not None), records[0])
+    others = [record for record in records if record is not first]
+    labels = dict.fromkeys(label for record in records for label in (record.about, *record.clauses))
+    diagnosis = (getattr(first, "diagnosis", None) or {}).get("sentence", "")
+    facts = {
+        "Clauses": ", ".join(f"{_link_to_clause(label)} {_text(clause(label).title)}" for label in labels),
+        "Must hold": _text(first.says),
+        "Called with": _text(first.called),
+        f"In {first.dtype}": f'<span class="bad">{_text(_outcome(first))}</span>',
+        "Diagnosis": f"<strong>{_text(diagnosis)}</strong>" if diagnosis else "",
+        "At": f"<code>{_text(first.place)}</code>" if first.place else "",
+        "To repeat": _shell(f"{command} --case {shlex.quote(name)}"),
+    }
+    parts = [
+        f'<article id="{_slug(name)}" aria-labelledby="{_slug(name)}-h"><h3 id="{_slug(name)}-h">{_text(name)}</h3>'
+    ]
+    parts.append("<dl>")
+    parts += [f"<div><dt>{what}</dt><dd>{words}</dd></div>" for what, words in facts.items() if words]
+    parts.append("</dl>")
+    parts += _pictures(first)
+    parts += [f'<p class="note">{_text(note)}</p>' for note in first.notes]
+    if first.trace:
+        parts.append(f"<details><summary>Traceback</summary><pre>{_text(first.trace)}</pre></details>")
+    if others:
+        items = "".join(f"<li><b>{_text(other.dtype)}</b>: {_text(_outcome(other))}</li>" for other in others)
+        count = f"{len(others)} other dtype{'s' * (len(others) != 1)}"
+        parts.append(f"<details><summary>In {count} too</summary><ul>{items}</ul></details>")
+    parts.append("</article>")
+    return parts
+
+
+def _shell(command: str) -> str:
+    return f"<code>{' '.join(f'<span>{_text(word)}</span>' for word in command.split(' '))}</code>"
+
+
+def _outcome(record: Record) -> str:
+    return record.message if record.verdict == "fail" else f"{record.verdict}: {record.message}"
+
+
+def _pictures(record: Record) -> list[str]:
+    """The pictures of a failure that has kept what it was judged on, of a call of attention."""
+    if record.evidence is None:
+        return ['<p class="small">No pictures of this case were kept.</p>'] if record.called else []
+    drawn, sentence = pictures_of(record.evidence, _slug(record.case))
+    parts = [f'<p class="small">{_text(sentence)}</p>']
+    if drawn:
+        parts.append(f'<div class="pictures">{"".join(map(_figure, drawn))}</div>')
+    return parts
+
+
+def _figure(picture: Picture) -> str:
+    note = f"<br><small>{_text(picture.note)}</small>" if picture.note else ""
+    return f"<figure>\n<figcaption>{_text(picture.heading)}{note}</figcaption>\n{picture.svg}\n</figure>"
+
+
+def _not_judged(report: Report) -> list[str]:
+    """What says nothing for or against the target, with the reasons."""
+    parts = []
+    if lines := unsupported_lines(report):
+        items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+        parts += ['<h2 id="unsupported">Unsupported, so not judged</h2>', f"<ul>{items}</ul>"]
+    judgeless = [record for record in report.records if record.verdict == "not judgeable"]
+    if judgeless:
+        items = "".join(f"<li>{_text(f'{one.case} in {one.dtype}: {one.message}')}</li>" for one in judgeless)
+        parts += ['<h2 id="not-judgeable">Not judgeable</h2>', f"<ul>{items}</ul>"]
+    return parts
+
+
+def _clauses(report: Report) -> list[str]:
+    """The sentences of the clauses that this page names."""
+    named = {label for record in report.records for label in (*record.clauses, record.about)}
+    if not named:
+        return []
+    failing: dict[str, list[str]] = {}
+    for record in report.broken:
+        for label in {record.about, *record.clauses}:
+            failing.setdefault(label, []).append(record.case)
+    parts = ['<h2 id="clauses">The clauses</h2>', '<dl class="clauses">']
+    for label in _in_order(named):
+        one = clause(label)
+        note = f' <span class="small">{_text(one.note)}</span>' if one.note else ""
+        cases = [f'<a href="#{_slug(name)}">{_text(name)}</a>' for name in dict.fromkeys(failing.get(label, ()))]
+        broken = f'<br><span class="small">failing: {", ".join(cases)}</span>' if cases else ""
+        parts.append(
+            f'<div id="clause-{label}"><dt>{label} · {_text(one.title)}</dt>'
+            f"<dd><b>{one.level}.</b> {_text(one.text)}{note}{broken}</dd></div>"
+        )
+    parts.append("</dl>")
+    return parts
+
+
+def _in_order(labels: Iterable[str]) -> list[str]:
+    chapters = list(CHAPTERS)
+    return sorted(labels, key=lambda label: (chapters.index(label[0]), int(label[1:])))
+
+
+def _link_to_clause(label: str) -> str:
+    return f'<a href="#clause-{label}">{label}</a>'
+
+
+def _slug(name: str) -> str:
+    """An id for a case, whose name may hold what came from a file; different names have different ids."""
+    return "case-" + re.sub("[^A-Za-z0-9_.]", lambda found: f"-{ord(found[0]):x}-", name)
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
