@@ -182,7 +182,10 @@ def test_a_run_without_a_verdict_is_nowhere_green(tmp_path: Path) -> None:
     """Ctrl-C leaves all reports, of what had been judged; none of them says that the target conforms."""
     places = {form: tmp_path / f"out.{form}" for form in ("json", "junit", "html")}
     options = [word for form, place in places.items() for word in (f"--{form}", str(place))]
-    assert check("planted_faults:interrupted_at_six_queries", "--quick", "--clauses", "S,P", *options) == 130
+    assert (
+        check("planted_faults:interrupted_at_six_queries", "--in-process", "--quick", "--clauses", "S,P", *options)
+        == 130
+    )
     report = json.loads(places["json"].read_text())
     assert (report["complete"], report["conforms"]) == (False, False)
     (suite,) = ElementTree.fromstring(places["junit"].read_text())
