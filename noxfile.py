@@ -74,7 +74,7 @@ def both_suites(
 
 @nox.session(default=False, reuse_venv=True)
 def wheel(session: nox.Session) -> None:
-    """Build the wheel that the other sessions test (1 minute)."""
+    """Build the wheel that the other sessions test (10 seconds)."""
     pinned(session, *PYPROJECT["build-system"]["requires"])
     shutil.rmtree(wheel_folder(session), ignore_errors=True)
     session.run("python", "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheel_folder(session)))
@@ -82,7 +82,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, types and who may import whom (1 minute)."""
+    """Check style, types and who may import whom (40 seconds)."""
     pinned(session, *PYPROJECT["project"]["dependencies"], *group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
@@ -144,7 +144,7 @@ def torch(session: nox.Session) -> None:
 
 @nox.session(requires=["torch_env"], python=False)
 def models(session: nox.Session) -> None:
-    """Run a trained encoder on refattn, and judge on its queries, keys and values (1 minute)."""
+    """Run a trained encoder on refattn, and judge on its queries, keys and values (20 seconds)."""
     runner = (torch_python(session), "-m", "pytest")
     pytest(session, "tests/models", "--library", "torch", runner=runner)
 
