@@ -23,6 +23,8 @@ LIBRARIES = {
     "cupy": "CuPy",
     "dask": "Dask",
     "array_api_strict": "array-api-strict",
+    "mlx": "MLX",
+    "tinygrad": "tinygrad",
 }
 
 
@@ -65,6 +67,27 @@ class Target(Protocol):
         """What checks of refattn's own functions get, or None for a foreign implementation."""
 
 
+class Arrays(Protocol):
+    """What a target needs to know of an array library: a part of `refattn.backend.Backend`."""
+
+    @property
+    def name(self) -> str:
+        """What the library is called in a report."""
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The names out of `COMPUTED` that arrays can have."""
+
+    def version(self) -> str | None:
+        """The library's version."""
+
+    def array(self, host: Array, dtype: str | None = None) -> Array:
+        """A copy of a host array as one of the library; None keeps a dtype that is not floating."""
+
+    def host(self, x: Array) -> Array:
+        """The values as a NumPy array."""
+
+
 class ArrayTarget:
     """A target on the arrays of one backend; subclasses say what they support and make one call."""
 
@@ -74,7 +97,7 @@ class ArrayTarget:
     # What a user should know about how the target is called.
     notes: tuple[str, ...] = ()
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Arrays) -> None:
         self.backend = backend
         self.dtypes = tuple(backend.dtypes)
 
@@ -121,6 +144,10 @@ class ArrayTarget:
         """The values of a floating array of the target, as float64."""
         return np.asarray(self.backend.host(x), dtype=np.float64)
 
+    def dtype_of(self, x: Array) -> str:
+        """The plain name of an array's dtype."""
+        return dtype_name(x.dtype)
+
     def call(self, problem: Problem) -> Result:
         """Two calls on the same inputs, in the problem's memory layout, and a look at the inputs afterwards.
 
@@ -157,7 +184,7 @@ class ArrayTarget:
             )
 
     def _read(self, x: Any) -> tuple[Array, str]:
-        return self.host(x).copy(), dtype_name(x.dtype)  # a later call may write into the same memory
+        return self.host(x).copy(), self.dtype_of(x)  # a later call may write into the same memory
 
     def _foreign(self, what: str, x: Any, like: Any) -> str:
         """What x is, in words, if it is no array of the library of `like`; None stands for what is not offered."""
@@ -180,15 +207,25 @@ class ArrayTarget:
             return self.array(buffer, problem.dtype)[..., 1:-1, ::2]
         if problem.layout == "expanded":  # one head for all, with a stride of 0
             head = self.array(host[..., :1, :, :], problem.dtype)
-            return library_of(head, "x").xp.broadcast_to(head, host.shape)
+            return self.expanded(head, host.shape)
         if problem.layout == "reversed":  # tokens backwards, with a negative stride where the library has such views
             turned = self.array(np.ascontiguousarray(host[..., ::-1, :]), problem.dtype)
-            return library_of(turned, "x").xp.flip(turned, axis=-2)
+            return self.flipped(turned)
         return self.array(host, problem.dtype)
+
+    def expanded(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """x broadcast to a shape, as a view where the library has views."""
+        return library_of(x, "x").xp.broadcast_to(x, shape)
+
+    def flipped(self, x: Array) -> Array:
+        """The tokens of x backwards, likewise."""
+        return library_of(x, "x").xp.flip(x, axis=-2)
 
     def _swap(self, x: Array, first: int, second: int) -> Array:
         if hasattr(x, "swapaxes"):
             return x.swapaxes(first, second)
+        if not hasattr(x, "__array_namespace__"):
+            return x.transpose(first, second)
         axes = list(range(x.ndim))
         axes[first], axes[second] = axes[second], axes[first]
         return x.__array_namespace__().permute_dims(x, tuple(axes))
