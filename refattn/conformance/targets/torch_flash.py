@@ -26,12 +26,16 @@ class TorchFlashTarget(TorchTarget):
             if "No available kernel" not in str(refusal):
                 raise
             raise Unsupported(f"{self.name} does not take this call: torch finds no such kernel for it") from refusal
-        if again:
+        # The public function keeps calls of nothing away from the operator, which would divide by zero.
+        if again or 0 in (*q.shape, *k.shape, *v.shape):
             return Answer(output)
         options = self.options(problem)
         if options.pop("enable_gqa", False):
             group = q.shape[-3] // k.shape[-3]
             k, v = (x.repeat_interleave(group, dim=-3) for x in (k, v))
+        mask = options.get("attn_mask")
+        if mask is not None and mask.dtype == torch.bool:  # the public function adds it, too
+            options["attn_mask"] = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, -torch.inf)
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         _, lse = operator(q, k, v, 0.0, options.pop("is_causal", False), **options)
         return Answer(output, lse)
