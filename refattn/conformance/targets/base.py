@@ -78,6 +78,10 @@ class Arrays(Protocol):
     def dtypes(self) -> tuple[str, ...]:
         """The names out of `COMPUTED` that arrays can have."""
 
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Names out of `refattn.backend.CAPABILITIES`."""
+
     def version(self) -> str | None:
         """The library's version."""
 

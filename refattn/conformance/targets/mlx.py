@@ -19,6 +19,7 @@ class MlxArrays:
 
     name = "mlx"
     dtypes = COMPUTED
+    capabilities = frozenset(COMPUTED)
 
     def version(self) -> str:
         """The library's version."""

@@ -20,6 +20,7 @@ class HostArrays:
 
     def __init__(self, distribution: str, dtypes: tuple[str, ...]) -> None:
         self.name, self.dtypes = distribution, dtypes
+        self.capabilities = frozenset({*dtypes, "mutable"})
 
     def version(self) -> str:
         """The distribution's version."""

@@ -52,21 +52,31 @@ class GroupQueryTarget(Rank4Target):
         self.name = name
 
     def refuse(self, problem: Problem) -> None:
-        """What the operator's documentation excludes: fewer keys than queries, a long step of several entries."""
+        """What the operator's documentation excludes: fewer keys than queries, odd widths."""
         super().refuse(problem)
-        (batch, _, q_len, width), k_len = problem.q.shape, problem.k.shape[-2]
+        (_, _, q_len, width), k_len = problem.q.shape, problem.k.shape[-2]
         if k_len < q_len or not q_len:
             raise Unsupported(f"{self.name} cannot express fewer keys than queries, or none")
-        if batch > 1 and 1 < q_len < k_len:
-            raise Unsupported(f"{self.name} cannot express several entries with several queries after a past")
         if width % 8 and width:
             raise Unsupported(f"{self.name} cannot express a width that is no multiple of 8")
 
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
-        """One run, on past and new keys; masks enter as attention_bias."""
+        """On past and new keys, masks as attention_bias; a run for each entry if several queries follow a past."""
         self.refuse(problem)
         own = self.own_causal(problem)
-        (batch, heads, q_len, _), (_, kv_heads, k_len, _) = problem.q.shape, problem.k.shape
+        mask = self.additive(problem, causal=not own)
+        batch, _, q_len, _ = problem.q.shape
+        if batch > 1 and 1 < q_len < problem.k.shape[-2]:
+            entries = [
+                self._run(problem, *(x[one : one + 1] for x in (q, k, v)), None if mask is None else mask[one : one + 1])
+                for one in range(batch)
+            ]
+            return Answer(np.concatenate(entries))
+        return Answer(self._run(problem, q, k, v, mask))
+
+    def _run(self, problem: Problem, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
+        own = self.own_causal(problem)
+        (batch, heads, q_len, _), (_, kv_heads, k_len, _) = q.shape, k.shape
         attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": kv_heads, "causal": int(own)}
         if problem.scale is not None:
             attributes["scale"] = problem.scale
@@ -80,12 +90,12 @@ class GroupQueryTarget(Rank4Target):
             "seqlens_k": np.full(batch, k_len - 1, dtype=np.int32),
             "total_sequence_length": np.asarray(k_len, dtype=np.int32),
             **dict.fromkeys(("cos_cache", "sin_cache", "position_ids")),
-            "attention_bias": self.additive(problem, causal=not own),
+            "attention_bias": mask,
             "head_sink": None if problem.sinks is None else self.array(problem.sinks, problem.dtype),
         }
         outputs = ("output", "present_key", "present_value")
         found = run_node("runtime", "GroupQueryAttention", inputs, outputs, domain=MICROSOFT, **attributes)
-        return Answer(_split(found[0], heads))
+        return _split(found[0], heads)
 
 
 def _merged(x: Array) -> Array:

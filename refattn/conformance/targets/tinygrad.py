@@ -22,6 +22,7 @@ class TinygradArrays:
 
     name = "tinygrad"
     dtypes = COMPUTED
+    capabilities = frozenset(COMPUTED)
 
     def version(self) -> str:
         """The library's version."""
