@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import shutil
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,8 @@ class TinygradTarget(Rank4Target):
     features = frozenset({"causal", "mask", "bias", "gqa", "q_start", "k_start"})
 
     def __init__(self, name: str = "tinygrad") -> None:
+        if "DEV" not in os.environ and shutil.which("clang") is None:
+            os.environ["DEV"] = "PYTHON"  # read once, when tinygrad is imported
         from tinygrad import Device
 
         try:
@@ -60,6 +64,7 @@ class TinygradTarget(Rank4Target):
             ) from refusal
         super().__init__(TinygradArrays())
         self.name = name
+        self.notes = (f"on tinygrad's device {Device.DEFAULT}",)
 
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """One call, computed at once."""
