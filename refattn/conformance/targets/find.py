@@ -57,16 +57,11 @@ def _public(name: str) -> ArrayTarget:
         several = "libraries" if len(missing) > 1 else "library"
         names, which = ", ".join(missing), "are" if len(missing) > 1 else "is"
         raise TargetError(
-            f"{name} needs the {several} {names}, which {which} not installed: pip install {_quoted(known.requires)}"
+            f"{name} needs the {several} {names}, which {which} not installed: pip install {known.quoted}"
         )
     module = importlib.import_module(f"refattn.conformance.targets.{known.module}")
     target: ArrayTarget = getattr(module, known.cls)(name, **known.keywords)
     return target
-
-
-def _quoted(requirement: str) -> str:
-    """A requirement as a shell takes it."""
-    return f'"{requirement}"' if "[" in requirement else requirement
 
 
 def _unknown(name: str, backends: tuple[str, ...] | list[str]) -> str:

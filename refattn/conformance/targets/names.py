@@ -31,6 +31,11 @@ class Named(NamedTuple):
         return tuple(name for name in self.imports if importlib.util.find_spec(name) is None)
 
     @property
+    def quoted(self) -> str:
+        """What pip installs, as a shell takes it."""
+        return f'"{self.requires}"' if "[" in self.requires else self.requires
+
+    @property
     def version(self) -> str:
         """The version of the first library, "" where it is not installed."""
         try:
@@ -39,9 +44,7 @@ class Named(NamedTuple):
             return ""
 
 
-def _named(
-    module: str, cls: str, requires: str, says: str, *, imports: tuple[str, ...] = (), **keywords: Any
-) -> Named:
+def _named(module: str, cls: str, requires: str, says: str, *, imports: tuple[str, ...] = (), **keywords: Any) -> Named:
     return Named(module, cls, says, requires, imports or (requires,), keywords)
 
 
@@ -98,9 +101,7 @@ NAMES: dict[str, Named] = {
     "keras-torch": _named(
         "keras", "KerasTarget", "keras torch", f"{_KERAS} torch.", imports=("keras", "torch"), library="torch"
     ),
-    "keras-jax": _named(
-        "keras", "KerasTarget", "keras jax", f"{_KERAS} jax.", imports=("keras", "jax"), library="jax"
-    ),
+    "keras-jax": _named("keras", "KerasTarget", "keras jax", f"{_KERAS} jax.", imports=("keras", "jax"), library="jax"),
     "tinygrad": _named("tinygrad", "TinygradTarget", "tinygrad", "Tensor.scaled_dot_product_attention of tinygrad."),
     "transformers-eager": _named(
         "transformers",

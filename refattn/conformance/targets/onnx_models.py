@@ -58,12 +58,12 @@ def _model(
     node = helper.make_node(
         operator, [n for n, _ in inputs], [n for n, _ in outputs], domain=domain, **dict(attributes)
     )
-    infos = [
+    given, made = (
         [helper.make_tensor_value_info(name, _tensor_type(dtype), None) for name, dtype in values if name]
         for values in (inputs, outputs)
-    ]
+    )
     opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(domain, 1)] if domain else [])]
-    graph = helper.make_graph([node], "attention", *infos)
+    graph = helper.make_graph([node], "attention", given, made)
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
 

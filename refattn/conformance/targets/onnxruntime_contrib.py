@@ -31,12 +31,11 @@ class MultiHeadTarget(Rank4Target):
             attributes["scale"] = problem.scale
         inputs = {
             **{name: _merged(x) for name, x in (("query", q), ("key", k), ("value", v))},
-            **{"bias": None, "key_padding_mask": None},
+            "bias": None,
+            "key_padding_mask": None,
             "attention_bias": self.additive(problem, causal=not own),
         }
-        (output,) = run_node(
-            "runtime", "MultiHeadAttention", inputs, ("output",), domain=MICROSOFT, **attributes
-        )
+        (output,) = run_node("runtime", "MultiHeadAttention", inputs, ("output",), domain=MICROSOFT, **attributes)
         return Answer(_split(output, problem.heads))
 
 
@@ -63,12 +62,13 @@ class GroupQueryTarget(Rank4Target):
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """On past and new keys, masks as attention_bias; a run for each entry if several queries follow a past."""
         self.refuse(problem)
-        own = self.own_causal(problem)
-        mask = self.additive(problem, causal=not own)
+        mask = self.additive(problem, causal=not self.own_causal(problem))
         batch, _, q_len, _ = problem.q.shape
         if batch > 1 and 1 < q_len < problem.k.shape[-2]:
             entries = [
-                self._run(problem, *(x[one : one + 1] for x in (q, k, v)), None if mask is None else mask[one : one + 1])
+                self._run(
+                    problem, *(x[one : one + 1] for x in (q, k, v)), None if mask is None else mask[one : one + 1]
+                )
                 for one in range(batch)
             ]
             return Answer(np.concatenate(entries))

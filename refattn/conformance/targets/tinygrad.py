@@ -80,7 +80,7 @@ class TinygradTarget(Rank4Target):
 
     def dtype_of(self, x: Array) -> str:
         """In the usual spelling."""
-        return OWN.get(x.dtype.name, x.dtype.name)
+        return OWN.get(str(x.dtype.name), str(x.dtype.name))
 
     def expanded(self, x: Array, shape: tuple[int, ...]) -> Array:
         """A lazy broadcast."""

@@ -40,9 +40,7 @@ class TorchLayerTarget(Rank4Target):
             mask = ~self.boolean(problem, causal=True)
         if mask is not None:
             mask = mask.reshape(batch * heads, q_len, problem.k.shape[-2])
-        output, weights = layer(
-            *tokens, attn_mask=mask, need_weights=self._weights, average_attn_weights=False
-        )
+        output, weights = layer(*tokens, attn_mask=mask, need_weights=self._weights, average_attn_weights=False)
         return Answer(output.reshape(batch, q_len, heads, width).transpose(1, 2), weights=weights)
 
     def _layer(self, heads: int, width: int, dtype: Any) -> Any:
