@@ -18,7 +18,14 @@ from typing import NamedTuple
 ENDS = "_ends_the_process"
 SECONDS = 300
 ABOUT = re.compile(r"Clauses: (?P<clauses>[^.]+)\.\s+Implementations: (?P<names>[^.]+)\.")
-RUN = "import runpy, sys; runpy.run_path(sys.argv[1])[sys.argv[2]]()"
+# As a module of its own: some libraries look functions up by the name of their module.
+RUN = """\
+import importlib, sys
+from pathlib import Path
+path = Path(sys.argv[1])
+sys.path.insert(0, str(path.parent))
+getattr(importlib.import_module(path.stem), sys.argv[2])()
+"""
 
 
 class Reproduction(NamedTuple):
