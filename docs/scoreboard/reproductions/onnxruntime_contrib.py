@@ -1,4 +1,4 @@
-"""What ONNX Runtime's MultiHeadAttention and GroupQueryAttention do otherwise on the CPU, in onnx and onnxruntime alone."""
+"""What ONNX Runtime's MultiHeadAttention and GroupQueryAttention do otherwise, in onnx and onnxruntime alone."""
 
 import numpy as np
 import onnxruntime
@@ -37,8 +37,12 @@ def _multi_head(q, k, v, mask=None, **attributes):
 
 def _group_query(q, k, v, mask=None, **attributes):
     inputs = {
-        **{"query": q, "key": k, "value": v, "past_key": NONE[..., : q.shape[-1]]},
-        **{"past_value": NONE[..., : q.shape[-1]], "seqlens_k": np.full(len(q), k.shape[1] - 1, dtype=np.int32)},
+        "query": q,
+        "key": k,
+        "value": v,
+        "past_key": NONE,
+        "past_value": NONE,
+        "seqlens_k": np.full(len(q), k.shape[1] - 1, dtype=np.int32),
         "total_sequence_length": np.asarray(k.shape[1], dtype=np.int32),
     }
     if mask is not None:

@@ -4,7 +4,9 @@ import torch
 
 
 def _layer(width, dtype=torch.float32):
-    layer = torch.nn.MultiheadAttention(width, 1, bias=False, batch_first=True, dtype=dtype).eval().requires_grad_(False)
+    layer = (
+        torch.nn.MultiheadAttention(width, 1, bias=False, batch_first=True, dtype=dtype).eval().requires_grad_(False)
+    )
     one = torch.eye(width, dtype=dtype)
     layer.in_proj_weight.copy_(torch.cat([one, one, one]))
     layer.out_proj.weight.copy_(one)

@@ -85,7 +85,7 @@ class Arrays(Protocol):
     def version(self) -> str | None:
         """The library's version."""
 
-    def array(self, host: Array, dtype: str | None = None) -> Array:
+    def array(self, host: Array, dtype: str | None = None, device: str | None = None) -> Array:
         """A copy of a host array as one of the library; None keeps a dtype that is not floating."""
 
     def host(self, x: Array) -> Array:

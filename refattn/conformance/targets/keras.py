@@ -16,6 +16,7 @@ class KerasTarget(Rank4Target):
 
     features = frozenset({"causal", "mask", "bias", "scale", "gqa", "q_start", "k_start"})
     own_value_width = False
+    causal_with_mask = mask_with_bias = True
 
     def __init__(self, name: str, library: str) -> None:
         os.environ.setdefault("KERAS_BACKEND", library)  # Keras reads it once, when it is imported
@@ -34,15 +35,18 @@ class KerasTarget(Rank4Target):
         return {"keras": self._version, **super().versions()}
 
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
-        """One call; is_causal alone where it says what the problem says, else a mask."""
+        """One call; is_causal where it says what the problem says, else a mask. On torch a bias excludes a mask."""
         import keras
 
         self.refuse(problem)
         own = self.own_causal(problem)
         options: dict[str, Any] = {"scale": problem.scale, "is_causal": own}
-        if problem.shown is not None or (problem.causal and not own):
+        masked = problem.shown is not None or (problem.causal and not own)
+        if masked and problem.bias is not None and self.backend.name == "torch":
+            options["bias"] = self.additive(problem, causal=not own)
+        elif masked:
             options["mask"] = self.boolean(problem, causal=not own)
-        if problem.bias is not None:
+        if problem.bias is not None and "bias" not in options:
             options["bias"] = self.array(self.pairs(problem.bias, problem), problem.dtype)
         tokens = [x.swapaxes(1, 2) for x in (q, k, v)]
         return Answer(keras.ops.dot_product_attention(*tokens, **options).swapaxes(1, 2))

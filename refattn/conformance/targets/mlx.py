@@ -25,7 +25,7 @@ class MlxArrays:
         """The library's version."""
         return importlib.metadata.version("mlx")
 
-    def array(self, host: Array, dtype: str | None = None) -> Array:
+    def array(self, host: Array, dtype: str | None = None, device: str | None = None) -> Array:
         """A copy of a host array; by way of float64, which MLX has on the CPU alone."""
         import mlx.core as mx
 

@@ -17,6 +17,7 @@ class AttentionOperator(Rank4Target):
 
     features = frozenset({"causal", "mask", "bias", "scale", "softcap", "gqa", "q_start", "k_start"})
     corner = "top-left"
+    causal_with_mask = True
     evaluator: str
 
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:

@@ -26,7 +26,7 @@ class HostArrays:
         """The distribution's version."""
         return importlib.metadata.version(self.name)
 
-    def array(self, host: Array, dtype: str | None = None) -> Array:
+    def array(self, host: Array, dtype: str | None = None, device: str | None = None) -> Array:
         """A copy of a host array."""
         if dtype == "bfloat16":
             import ml_dtypes

@@ -17,6 +17,8 @@ class MultiHeadTarget(Rank4Target):
     """Masks enter as attention_bias, whose -inf hides; key_padding_mask holds none that differs by head."""
 
     features = frozenset({"causal", "mask", "bias", "scale", "q_start", "k_start"})
+    has_mask = False
+    causal_with_mask = True
 
     def __init__(self, name: str = "onnxruntime-mha") -> None:
         super().__init__(HostArrays("onnxruntime", ("float32",)))
@@ -44,7 +46,8 @@ class GroupQueryTarget(Rank4Target):
 
     features = frozenset({"causal", "mask", "bias", "scale", "softcap", "sinks", "gqa", "q_start", "k_start"})
     corner = "bottom-right"
-    own_value_width = False
+    own_value_width = has_mask = False
+    causal_with_mask = True
 
     def __init__(self, name: str = "onnxruntime-gqa") -> None:
         super().__init__(HostArrays("onnxruntime", ("float16", "float32")))
@@ -65,13 +68,10 @@ class GroupQueryTarget(Rank4Target):
         mask = self.additive(problem, causal=not self.own_causal(problem))
         batch, _, q_len, _ = problem.q.shape
         if batch > 1 and 1 < q_len < problem.k.shape[-2]:
-            entries = [
-                self._run(
-                    problem, *(x[one : one + 1] for x in (q, k, v)), None if mask is None else mask[one : one + 1]
-                )
-                for one in range(batch)
-            ]
-            return Answer(np.concatenate(entries))
+            ones = [slice(entry, entry + 1) for entry in range(batch)]
+            masks = [None if mask is None else mask[one] for one in ones]
+            outputs = [self._run(problem, q[one], k[one], v[one], seen) for one, seen in zip(ones, masks)]
+            return Answer(np.concatenate(outputs))
         return Answer(self._run(problem, q, k, v, mask))
 
     def _run(self, problem: Problem, q: Array, k: Array, v: Array, mask: Array | None) -> Array:

@@ -20,6 +20,9 @@ class Rank4Target(ArrayTarget):
     corner: Corner = "square"
     # Whether v may be wider or narrower than k.
     own_value_width = True
+    # What the signature has: a causal flag, a boolean mask, the two together, and masks beside a bias.
+    has_causal = has_mask = True
+    causal_with_mask = mask_with_bias = False
 
     def refuse(self, problem: Problem) -> None:
         """Raises Unsupported for shapes that the implementation's documentation does not allow."""
@@ -30,6 +33,22 @@ class Rank4Target(ArrayTarget):
             raise Unsupported(f"{self.name} cannot express batch sizes that differ")
         if not self.own_value_width and problem.k.shape[-1] != problem.v.shape[-1]:
             raise Unsupported(f"{self.name} cannot express d_v other than d_k")
+        if problem.literal:
+            self._refuse_literal(problem)
+
+    def _refuse_literal(self, problem: Problem) -> None:
+        """Raises Unsupported for options that only others of the implementation could express."""
+        mask, bias = problem.shown is not None, problem.bias is not None
+        lacking = {
+            "positions": problem.q_start is not None or "k_start" in problem.needs,
+            "a causal flag": problem.causal and not self.has_causal,
+            "a boolean mask": mask and not self.has_mask,
+            "a causal flag beside a mask": problem.causal and (mask or bias) and not self.causal_with_mask,
+            "a boolean mask beside a bias": mask and bias and not self.mask_with_bias,
+        }
+        for what, wanted in lacking.items():
+            if wanted:
+                raise Unsupported(f"{self.name} has no {what} of its own")
 
     def own_causal(self, problem: Problem) -> bool:
         """Whether the implementation's causal flag says what the problem says; without q_start it is asked as such."""
@@ -42,7 +61,9 @@ class Rank4Target(ArrayTarget):
         return bool(isinstance(problem.q_start, int) and problem.q_start == start)
 
     def pairs(self, values: Array, problem: Problem) -> Array:
-        """A host array that broadcasts to the pairs, in full: (B, H, Lq, Lk)."""
+        """A host array that broadcasts to the pairs, in full: (B, H, Lq, Lk); as it is where options are literal."""
+        if problem.literal:
+            return np.asarray(values)
         (batch, heads, q_len, _), k_len = problem.q.shape, problem.k.shape[-2]
         return np.broadcast_to(values, (batch, heads, q_len, k_len)).copy()
 

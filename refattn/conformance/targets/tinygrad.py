@@ -30,7 +30,7 @@ class TinygradArrays:
         """The library's version."""
         return importlib.metadata.version("tinygrad")
 
-    def array(self, host: Array, dtype: str | None = None) -> Array:
+    def array(self, host: Array, dtype: str | None = None, device: str | None = None) -> Array:
         """A copy of a host array, computed at once."""
         from tinygrad import Tensor, dtypes
 

@@ -13,6 +13,8 @@ from refattn.conformance.targets.rank4 import Rank4Target
 class TorchFlexTarget(Rank4Target):
     """It has no causal flag and no sinks; scores come to score_mod scaled, so that cap and bias follow in order."""
 
+    has_causal = False
+    mask_with_bias = True
     features = frozenset({"causal", "mask", "bias", "scale", "softcap", "gqa", "q_start", "k_start", "lse"})
 
     def __init__(self, name: str = "torch-flex") -> None:

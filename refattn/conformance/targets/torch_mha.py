@@ -15,7 +15,7 @@ from refattn.conformance.targets.rank4 import Rank4Target
 class TorchLayerTarget(Rank4Target):
     """Its masks hide where they are True. `weights` asks for the weights of each head, which takes another path."""
 
-    own_value_width = False
+    own_value_width = has_causal = False
 
     def __init__(self, name: str = "torch-mha", weights: bool = False) -> None:
         super().__init__(library_backend("torch"))

@@ -21,8 +21,6 @@ OWN = {"llama": frozenset[str](), "gemma2": frozenset({"softcap"}), "gpt_oss": f
 class TransformersTarget(Rank4Target):
     """Eager functions add a mask that holds the dtype's lowest number, as the models' own masks do."""
 
-    corner = "square"
-
     def __init__(self, name: str, model: str = "llama", implementation: str = "eager") -> None:
         super().__init__(library_backend("torch"))
         import transformers
@@ -30,6 +28,7 @@ class TransformersTarget(Rank4Target):
         self.name, self._version = name, transformers.__version__
         self._needs_sinks = model == "gpt_oss"
         self._eager = implementation == "eager"
+        self.has_causal = self.has_mask = not self._eager
         if self._eager:
             module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
             self._function = module.eager_attention_forward
