@@ -18,8 +18,8 @@ from refattn.dtypes import COMPUTED
 INTERRUPTED = 130
 DEFAULT_SEED = 20
 TARGET = (
-    "torch (scaled_dot_product_attention), numpy or refattn-LIBRARY (refattn itself), or your own function as "
-    "module:function or path.py:function, called as f(q, k, v, **options)"
+    "a public implementation such as torch or onnxruntime (--list shows all), numpy or refattn-LIBRARY (refattn "
+    "itself), or your own function as module:function or path.py:function, called as f(q, k, v, **options)"
 )
 
 DESCRIPTION = """\
@@ -56,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("target", metavar="TARGET", nargs="?", help=TARGET)
     parser.add_argument("--html", metavar="FILE", help="write one page that explains and draws each failure")
+    parser.add_argument("--list", action="store_true", help="show the public implementations and what is installed")
     parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, for continuous integration")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
@@ -119,6 +120,9 @@ def run(args: argparse.Namespace) -> int:
     from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, check_places
     from refattn.conformance.targets import TargetError
 
+    if args.list:
+        _print_names()
+        return 0
     name = args.target or args.stray
     places = {f"--{form}": where for form in ("json", "junit", "html") if (where := getattr(args, form)) is not None}
     reserved = STANDARD_OUTPUT in places.values()
@@ -203,6 +207,15 @@ def _judged(
     if not report.complete:
         return INTERRUPTED
     return 0 if report.conforms else 1
+
+
+def _print_names() -> None:
+    """The public implementations: each name, the version here or what to install, and what it is."""
+    from refattn.conformance.targets.names import NAMES
+
+    for name, known in NAMES.items():
+        here = f"{known.imports[0]} {known.version}" if known.installed else f"pip install {known.quoted}"
+        print(f"{name:<20}  {here}\n    {known.says}")
 
 
 class _UsageError(Exception):

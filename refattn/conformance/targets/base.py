@@ -20,7 +20,7 @@ from refattn.conformance.judge import Result
 from refattn.conformance.plain import Draw
 from refattn.conformance.targets.memory import Guarded, guarded, poison, shares_memory
 from refattn.dtypes import dtype_name
-from refattn.errors import RefattnError
+from refattn.errors import NotAnArrayError, RefattnError
 
 # Root module of an array's class -> what people call the library.
 LIBRARIES = {
@@ -31,6 +31,8 @@ LIBRARIES = {
     "cupy": "CuPy",
     "dask": "Dask",
     "array_api_strict": "array-api-strict",
+    "mlx": "MLX",
+    "tinygrad": "tinygrad",
 }
 
 
@@ -118,6 +120,31 @@ class Target(Protocol):
         """Ends what belongs to the target; when the processes began that it had left running, as time.time()."""
 
 
+class Arrays(Protocol):
+    """What a target needs to know of an array library: a part of `refattn.backend.Backend`."""
+
+    @property
+    def name(self) -> str:
+        """What the library is called in a report."""
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The names out of `COMPUTED` that arrays can have."""
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Names out of `refattn.backend.CAPABILITIES`."""
+
+    def version(self) -> str | None:
+        """The library's version."""
+
+    def array(self, host: Array, dtype: str | None = None, device: str | None = None) -> Array:
+        """A copy of a host array as one of the library; None keeps a dtype that is not floating."""
+
+    def host(self, x: Array) -> Array:
+        """The values as a NumPy array."""
+
+
 class ArrayTarget:
     """A target on the arrays of one backend; subclasses say what they support and make one call."""
 
@@ -132,7 +159,7 @@ class ArrayTarget:
     # with other data.
     distrusted = True
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Arrays) -> None:
         self.backend = backend
         self.dtypes = tuple(backend.dtypes)
 
@@ -178,6 +205,10 @@ class ArrayTarget:
     def host(self, x: Array) -> Array:
         """The values of a floating array of the target, as float64."""
         return np.asarray(self.backend.host(x), dtype=np.float64)
+
+    def dtype_of(self, x: Array) -> str:
+        """The plain name of an array's dtype."""
+        return dtype_name(x.dtype)
 
     def close(self) -> list[float]:
         """Nothing was started, and nothing is known of what the implementation did."""
@@ -237,7 +268,7 @@ class ArrayTarget:
         self.compute(problem, **{name: self._laid_out(-getattr(problem, name), problem) for name in "qkv"}, again=False)
 
     def _read(self, x: Any) -> Seen:
-        return Seen(self.host(x).copy(), dtype_name(x.dtype))  # a later call may write into the same memory
+        return Seen(self.host(x).copy(), self.dtype_of(x))  # a later call may write into the same memory
 
     def _foreign(self, what: str, x: Any, like: Any) -> str:
         """What x is, in words, if it is no array of the library and device of `like`.
@@ -249,7 +280,7 @@ class ArrayTarget:
         if _library_of(x) == _library_of(like):
             if type(x) is not type(like) and not _stands_in_its_module(type(x)):
                 return f"the {what} is {in_words(x)} that is no class of {_library_of(x)}"
-            there, here = (device_of(library_of(like, "q"), one) for one in (x, like))
+            there, here = (_device(one) for one in (x, like))
             return f"the {what} is on {there}, expected {here}, where q is" if there != here else ""
         expected = LIBRARIES.get(_library_of(like), _library_of(like))
         if not (hasattr(x, "dtype") and hasattr(x, "shape")):
@@ -274,15 +305,25 @@ class ArrayTarget:
             return self.array(buffer, problem.dtype)[..., 1:-1, ::2]
         if problem.layout == "expanded":  # one head for all, with a stride of 0
             head = self.array(host[..., :1, :, :], problem.dtype)
-            return library_of(head, "x").xp.broadcast_to(head, host.shape)
+            return self.expanded(head, host.shape)
         if problem.layout == "reversed":  # tokens backwards, with a negative stride where the library has such views
             turned = self.array(np.ascontiguousarray(host[..., ::-1, :]), problem.dtype)
-            return library_of(turned, "x").xp.flip(turned, axis=-2)
+            return self.flipped(turned)
         return self.array(host, problem.dtype)
+
+    def expanded(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """x broadcast to a shape, as a view where the library has views."""
+        return library_of(x, "x").xp.broadcast_to(x, shape)
+
+    def flipped(self, x: Array) -> Array:
+        """The tokens of x backwards, likewise."""
+        return library_of(x, "x").xp.flip(x, axis=-2)
 
     def _swap(self, x: Array, first: int, second: int) -> Array:
         if hasattr(x, "swapaxes"):
             return x.swapaxes(first, second)
+        if not hasattr(x, "__array_namespace__"):
+            return x.transpose(first, second)
         axes = list(range(x.ndim))
         axes[first], axes[second] = axes[second], axes[first]
         return x.__array_namespace__().permute_dims(x, tuple(axes))
@@ -334,6 +375,14 @@ def in_words(x: Any) -> str:
     """The type of a value, with its article."""
     name = "None" if x is None else type(x).__name__
     return name if x is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _device(x: Any) -> Any:
+    """The device of an array; None where it has none to speak of, or its library is none that refattn computes with."""
+    try:
+        return device_of(library_of(x, "x"), x)
+    except NotAnArrayError:
+        return None
 
 
 def _library_of(x: Any) -> str:

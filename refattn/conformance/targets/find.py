@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+
 from refattn.conformance.targets.base import ArrayTarget, TargetError
+from refattn.conformance.targets.names import NAMES
 
 PREFIX = "refattn-"
 TILED = "-tiled"
 # Implementations that run on NVIDIA devices alone, see `refattn.conformance.targets.nvidia`.
 ON_NVIDIA = ("flash-attn", "flash-attn-varlen", "xformers", "flashinfer", "cudnn")
 # Implementations of others that go by a plain name.
-FOREIGN = ("torch", *ON_NVIDIA)
+FOREIGN = (*NAMES, *ON_NVIDIA)
 
 
 def is_own(name: str) -> bool:
@@ -25,9 +29,9 @@ def find_target(name: str, library: str | None = None, convention: str | None = 
 
     convention is the name or the file of the calling convention that such a function speaks, refattn's by default.
 
-    Names are torch, refattn-LIBRARY or LIBRARY for refattn itself, with -tiled for its fast path,
-    and module:object or path.py:object for a function
-    of refattn's own convention. Raises TargetError.
+    Names are those of public implementations (`refattn.conformance.targets.names`), refattn-LIBRARY or LIBRARY for
+    refattn itself, with -tiled for its fast path, and module:object or path.py:object for a function of refattn's own
+    convention. Raises TargetError.
     """
     if convention is not None:
         from refattn.conformance.targets.convention import by_convention
@@ -41,10 +45,8 @@ def find_target(name: str, library: str | None = None, convention: str | None = 
         from refattn.conformance.targets.nvidia import nvidia_target
 
         return nvidia_target(name)
-    if name == "torch":
-        from refattn.conformance.targets.torch import TorchTarget
-
-        return TorchTarget()
+    if name in NAMES:
+        return _public(name)
     from refattn import registry
 
     installed = registry.names()
@@ -52,10 +54,31 @@ def find_target(name: str, library: str | None = None, convention: str | None = 
     if backend.endswith(TILED):
         backend, path = backend.removesuffix(TILED), "tiled"
     if backend not in installed:
-        choices = ["torch", *ON_NVIDIA, *(PREFIX + one for one in installed)]
-        raise TargetError(
-            f"no target {name!r}; there are {', '.join(choices)}, and module:function or file.py:function"
-        )
+        raise TargetError(_unknown(name, installed))
     from refattn.conformance.targets.refattn import RefattnTarget
 
     return RefattnTarget(backend, path)
+
+
+def _public(name: str) -> ArrayTarget:
+    """The target of a public implementation whose libraries are installed."""
+    known = NAMES[name]
+    if missing := known.missing:
+        several = "libraries" if len(missing) > 1 else "library"
+        names, which = ", ".join(missing), "are" if len(missing) > 1 else "is"
+        raise TargetError(
+            f"{name} needs the {several} {names}, which {which} not installed: pip install {known.quoted}"
+        )
+    module = importlib.import_module(f"refattn.conformance.targets.{known.module}")
+    target: ArrayTarget = getattr(module, known.cls)(name, **known.keywords)
+    return target
+
+
+def _unknown(name: str, backends: tuple[str, ...] | list[str]) -> str:
+    """What there is instead: close matches first, all names if there are none."""
+    own = [PREFIX + one for one in backends]
+    near = difflib.get_close_matches(name, [*NAMES, *ON_NVIDIA, *own], n=4, cutoff=0.6)
+    if near:
+        return f"no target {name!r}; did you mean {' or '.join(near)}? refattn check --list shows all"
+    choices = ", ".join([*NAMES, *ON_NVIDIA, *own])
+    return f"no target {name!r}; there are {choices}, and module:function or file.py:function"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,34 +16,49 @@ from refattn.conformance.targets.base import Answer, ArrayTarget, library_backen
 class TorchTarget(ArrayTarget):
     """The function has no soft cap, no sinks, no log-sum-exp; positions enter as an explicit boolean mask."""
 
-    name = "torch"
     features = frozenset({"causal", "mask", "bias", "scale", "gqa", "q_start", "k_start"})
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "torch", kernel: str = "") -> None:
         super().__init__(library_backend("torch"))
+        self.name, self._kernel = name, kernel
 
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
-        """is_causal where it says what the problem says, else attn_mask: boolean, or floating if there is a bias."""
+        """One call, on the kernel that the name asks for."""
         import torch
 
-        if q.ndim < 3:
+        with self.on_kernel():
+            return Answer(torch.nn.functional.scaled_dot_product_attention(q, k, v, **self.options(problem)))
+
+    def on_kernel(self) -> AbstractContextManager[Any]:
+        """Where only the named kernel may run; anywhere without a name."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        kernels = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
+        return sdpa_kernel(kernels[self._kernel]) if self._kernel else contextlib.nullcontext()
+
+    def options(self, problem: Problem) -> dict[str, Any]:
+        """is_causal where it says what the problem says, else attn_mask: boolean, or floating if there is a bias."""
+        if problem.q.ndim < 3:
             raise Unsupported("torch cannot express rank 2, one head without a head axis")
-        square = problem.q.shape[-2] == problem.k.shape[-2] and problem.q_start is None
         options: dict[str, Any] = {}
         if problem.scale is not None:
             options["scale"] = problem.scale
         if "gqa" in problem.needs:
             options["enable_gqa"] = True
+        # is_causal is documented as aligned top-left, and not to be used together with attn_mask.
+        top_left = "k_start" not in problem.needs and (
+            problem.q_start is None or (isinstance(problem.q_start, int) and problem.q_start == 0)
+        )
         if problem.literal:
             options |= self._literal(problem)
-        elif problem.causal and square and problem.shown is None and problem.bias is None:
+        elif problem.causal and top_left and problem.shown is None and problem.bias is None:
             options["is_causal"] = True
         elif problem.bias is not None:
             hidden = np.where(problem.visible, problem.bias, -np.inf)
             options["attn_mask"] = self._full(hidden, problem)
         elif problem.causal or problem.shown is not None:
             options["attn_mask"] = self._full(problem.visible, problem)
-        return Answer(torch.nn.functional.scaled_dot_product_attention(q, k, v, **options))
+        return options
 
     def _literal(self, problem: Problem) -> dict[str, Any]:
         """is_causal and attn_mask as the options of these names, each on its own, together too."""
