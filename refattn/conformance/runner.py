@@ -70,6 +70,10 @@ class Record:
     trace: str = ""
     # For pictures; kept for some failures alone, see `run_suite`.
     evidence: Evidence | None = field(default=None, repr=False, compare=False)
+    # What is wrong, of a failure: a sentence, the hypotheses behind it, and where; see refattn.conformance.diagnosis.
+    diagnosis: dict[str, Any] | None = None
+    # The call and its answer as a `diagnosis.Evidence`, right or wrong, until all are explained together.
+    answer: Any = field(default=None, repr=False, compare=False)
 
     @property
     def about(self) -> str:
@@ -95,6 +99,7 @@ class Record:
             "missing": list(self.missing),
             "declared": list(self.declared),
             "place": self.place,
+            "diagnosis": self.diagnosis,
         }
 
 
@@ -114,6 +119,8 @@ class Report:
     alignment: str = ""
     # The profile whose departures were accepted as declared; "" for none.
     profile: str = ""
+    # What explains the failures together; None where nothing failed.
+    diagnosis: dict[str, Any] | None = None
 
     @property
     def declared(self) -> Counter[str]:
@@ -162,6 +169,7 @@ class Report:
             "declared": dict(self.declared),
             "notes": list(self.notes),
             "causal_without_q_start": self.alignment or None,
+            "diagnosis": self.diagnosis,
             "records": [record.as_dict() for record in self.records],
         }
 
@@ -174,11 +182,14 @@ def run_case(
     *,
     capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
     declared: Any = None,
+    explained: bool = False,
 ) -> Record:
     """The verdict on one case in one dtype; what the target prints or warns of becomes a note.
 
-    declared is a `profiles.Declared`, whose departures explain a failure, or None.
+    declared is a `profiles.Declared`, whose departures explain a failure, or None; explained asks for the diagnosis
+    of a failure on its own.
     """
+    from refattn.conformance import diagnosis
     from refattn.conformance.case import Unsupported
     from refattn.conformance.judge import judge
 
@@ -220,6 +231,7 @@ def run_case(
     judged = judge(problem, result)
     choices = declared.explains(problem, result) if declared is not None and judged.verdict == "fail" else ()
     about |= _evidence(problem, result) if judged.verdict == "fail" and not choices else {}
+    answer = None if choices else diagnosis.Evidence(problem, result, judged, case=case.name, clauses=case.clauses)
     return Record(
         **about,
         verdict="declared" if choices else judged.verdict,
@@ -229,6 +241,8 @@ def run_case(
         message=judged.message,
         fault=judged.fault,
         notes=tuple(notes),
+        diagnosis=diagnosis.explain(answer).as_dict() if explained and answer is not None and answer.failed else None,
+        answer=answer,
     )
 
 
@@ -259,6 +273,7 @@ def run_suite(
                 break
     except KeyboardInterrupt:
         complete = False
+    records, diagnosis = diagnosed(records) if complete else (records, None)
     counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
     return Report(
         target=target.name,
@@ -270,7 +285,24 @@ def run_suite(
         counts=counts,
         notes=(*target.notes, *notes),
         profile="" if declared is None else declared.profile.name,
+        diagnosis=diagnosis,
     )
+
+
+def diagnosed(records: list[Record]) -> tuple[list[Record], dict[str, Any] | None]:
+    """The records with a diagnosis for each failure, and what explains all of them; passes speak too."""
+    from refattn.conformance.diagnosis import summarise
+
+    places = [place for place, record in enumerate(records) if record.answer is not None]
+    summary = summarise([records[place].answer for place in places])
+    told = {places[place]: diagnosis.as_dict() for place, diagnosis in summary.diagnoses.items()}
+    found = []
+    for place, record in enumerate(records):
+        # A crash, and what a check of refattn's own functions says, are explained by their own words.
+        alone = {"sentence": record.message, "hypotheses": [], "where": "", "fitted": {}}
+        diagnosis = told.get(place, alone) if record.verdict in BROKEN else None
+        found.append(replace(record, diagnosis=diagnosis, answer=None))
+    return found, summary.as_dict() if summary.failures else None
 
 
 def chosen_pairs(
