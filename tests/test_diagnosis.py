@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refattn.conformance.report import print_report
+from refattn.conformance.reports.terminal import print_report
 
 from refattn.arrays import Array
 from refattn.conformance.case import Problem

@@ -90,7 +90,7 @@ def explain(record: Record, head: str = "First failure") -> str:
     if not record.fault or record.error_over_bound is not None:
         lines.append(_wrapped(record.says, "  must hold: "))
     lines.append(_wrapped(record.message, "  but: "))
-    if record.diagnosis and record.diagnosis["sentence"] != record.message:
+    if record.diagnosis and record.diagnosis["sentence"] not in record.message:
         lines.append(_wrapped(record.diagnosis["sentence"], "  diagnosis: "))
         if (place := record.diagnosis["where"]) and place not in record.diagnosis["sentence"]:
             lines.append(_wrapped(place, "  where: "))
