@@ -219,6 +219,14 @@ def pages(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheel"], default=False)
+def diagnosis(session: nox.Session) -> None:
+    """Count how often the report on a fault of the catalogue names it first, into docs/faults (20 minutes)."""
+    install(session, "test")
+    arguments = session.posargs or ("--json", "docs/faults/diagnosis.json")
+    session.run("python", "-m", "refattn.conformance.diagnosis.measure", *arguments, env={"PYTHONSAFEPATH": "1"})
+
+
+@nox.session(requires=["wheel"], default=False)
 def bench(session: nox.Session) -> None:
     """Time the fast paths beside their peers, on a quiet machine, into docs/bench (10 minutes)."""
     install(session, "bench", extra="torch")

@@ -15,10 +15,10 @@ from typing import Any
 from refattn import bounds, registry
 from refattn.arguments import check_call
 from refattn.arrays import Array, is_array, is_host, library_of
-from refattn.biases import Bias, Plain, Relative
+from refattn.biases import Bias, Plain, Relative, as_bias
 from refattn.errors import InputsError
 from refattn.frames import Frame
-from refattn.masks import Mask
+from refattn.masks import Mask, as_mask
 from refattn.rounding import Model, Rounding, rounding_model
 
 # Query rows and keys of one block, whose temporary arrays stay near a core's cache.
@@ -110,6 +110,16 @@ def golden_visible(
         weights=weights,
         errors=errors,
     )
+
+
+def plain_options(mask: Any, bias: Any, q_len: int, k_len: int, q_start: Any, k_start: Any) -> tuple[Array, Array]:
+    """A mask and a bias as host arrays that broadcast to (..., H, Lq, Lk), None where there is none; starts as host."""
+    import numpy as np
+
+    rows, keys, starts = np.arange(q_len), slice(0, k_len), (q_start, k_start)
+    shown = None if mask is None else _evaluate_mask(as_mask(mask, "mask"), rows, keys, starts)
+    terms = () if bias is None else as_bias(bias).terms()
+    return shown, _evaluate_bias([_on_host(term) for term in terms], rows, keys, starts) if terms else None
 
 
 class Golden:

@@ -54,23 +54,29 @@ def test_masks_biases_and_sinks_are_those_of_attention() -> None:
     options: dict[str, Any] = {"mask": masks.window(1, 0), "q_start": 2, "sinks": np.ones(4, dtype=np.float32)}
     options["bias"] = refattn.biases.alibi(4)
     assert_attention_close(refattn.attention(Q, K, V, **options), Q, K, V, **options)
-    assert "no sinks" in said(refattn.attention(Q, K, V, **{**options, "sinks": None}), **options)[0]
+    assert "sinks are ignored" in said(refattn.attention(Q, K, V, **{**options, "sinks": None}), **options)[0]
 
 
 KEEP = np.asarray([True, False, True, True, False])
 READINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "causal aligned top-left, q_start=0 instead of 2": (CAUSAL, {"causal": True, "q_start": 0}),
-    "causal aligned bottom-right, q_start=2 instead of 0": ({"causal": True, "q_start": 0}, CAUSAL),
-    "a causal rule that hides each query's own position": (CAUSAL, {"causal": True, "q_start": 1}),
-    "a causal rule that shows one key too many": (CAUSAL, {"causal": True, "q_start": 3}),
-    "no causal rule": (CAUSAL, {}),
-    "a causal rule, aligned bottom-right, that was not asked for": ({}, CAUSAL),
-    "the mask inverted, True hiding its pair": ({"mask": KEEP}, {"mask": ~KEEP}),
-    "no mask": ({"mask": KEEP}, {}),
-    "the default scale 1 / sqrt(d_k)": ({"scale": 0.7}, {}),
-    "a scale of 1": ({}, {"scale": 1.0}),
-    "no soft cap": ({"softcap": 0.5}, {}),
-    "no bias": ({"bias": np.linspace(-2, 2, 5, dtype=np.float32)}, {}),
+    '"causal from the top left" [M5]: causal aligned top-left, q_start=0 instead of 2 (Lq=3, Lk=5)': (
+        CAUSAL,
+        {"causal": True, "q_start": 0},
+    ),
+    '"causal from the bottom right" [M5]: causal aligned bottom-right, q_start=2 instead of 0 (Lq=3, Lk=5)': (
+        {"causal": True, "q_start": 0},
+        CAUSAL,
+    ),
+    '"causal hides itself" [M4]': (CAUSAL, {"causal": True, "q_start": 1}),
+    '"causal shows the next" [M4]': (CAUSAL, {"causal": True, "q_start": 3}),
+    '"causal is ignored" [M4]': (CAUSAL, {}),
+    '"causal from the bottom right, unasked" [M4]': ({}, CAUSAL),
+    '"mask polarity" [M1]': ({"mask": KEEP}, {"mask": ~KEEP}),
+    '"mask is ignored" [M1]': ({"mask": KEEP}, {}),
+    '"scale is ignored" [S2]': ({"scale": 0.7}, {}),
+    '"no scale" [S1]': ({}, {"scale": 1.0}),
+    '"cap is ignored" [S3]: softcap=0.5 is ignored': ({"softcap": 0.5}, {}),
+    '"bias is ignored" [B4]': ({"bias": np.linspace(-2, 2, 5, dtype=np.float32)}, {}),
 }
 
 
@@ -79,7 +85,8 @@ def test_another_reading_is_recognised(words: str) -> None:
     """The first sentence names the reading of the options that gives the result, and where it is worst."""
     asked, meant = READINGS[words]
     first, second, *_ = said(refattn.attention(Q, K, V, **meant), **asked)
-    assert first.startswith(f"the output is that of {words}: output[")
+    assert first.startswith(f"the output matches {words}")
+    assert "; output[" in first
     assert " times the bound " in first
     assert second.endswith("elements are beyond the bound of model 'fused' in float32")
 
@@ -88,7 +95,7 @@ def test_heads_in_the_wrong_groups_are_recognised() -> None:
     """Query heads that read key/value heads by turns are named, and which heads are wrong."""
     wrong = planted_faults.faulty("heads are interleaved")(Q, K, V)
     first, *rest = said(wrong)
-    assert "query head h reading key/value head h % Hkv" in first
+    assert "query head h reads key/value head h % Hkv" in first
     assert "heads: 1, 2" in rest
 
 
@@ -136,8 +143,12 @@ def test_shapes_dtypes_and_kinds_are_said() -> None:
 def test_a_log_sum_exp_in_base_2_is_recognised() -> None:
     """A right output does not excuse the log-sum-exp, whose base is named."""
     output, lse = refattn.attention_with_lse(Q, K, V)
-    assert said(output, lse=(lse / np.log(2)).astype(np.float32))[0].startswith("the log-sum-exp is in base 2: ")
-    assert said(output, lse=lse + np.float32(0.1))[0].startswith("log-sum-exp[")
+    assert said(output, lse=(lse / np.log(2)).astype(np.float32))[0].startswith(
+        'the log-sum-exp matches "log-sum-exp in base 2" [P4]: the log-sum-exp is in base 2; multiply it by ln 2; '
+    )
+    assert said(output, lse=lse + np.float32(0.1))[0].startswith(
+        'the log-sum-exp matches "log-sum-exp plus a constant" [P4]: the log-sum-exp is 0.1 too large everywhere; '
+    )
 
 
 def test_the_model_that_holds_is_named() -> None:

@@ -9,7 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refattn.arrays import Array, is_array
+from refattn.conformance.case import Problem
+from refattn.conformance.diagnosis.rows import Call, likeness
+from refattn.conformance.diagnosis.single import diagnose
 from refattn.conformance.judge import (
+    Judgement,
     Place,
     Result,
     error_over_bound,
@@ -18,15 +22,16 @@ from refattn.conformance.judge import (
     ratios_of,
     worst_of,
 )
-from refattn.conformance.likeness import Call, likeness
 from refattn.conformance.targets.base import in_words
 from refattn.dtypes import COMPUTED, dtype_name, is_float8
 from refattn.errors import ModelError
-from refattn.goldens import Golden, golden, host
+from refattn.goldens import Golden, golden, host, plain_options
 from refattn.rounding import MODELS, ROUNDOFF, Model, described
 
 # Rows on which other readings of the arguments are tried, and numbers of rows and heads that a message lists.
 TRIED, LISTED = 32, 8
+# Elements times keys up to which a result is diagnosed as a whole, and for so many seconds.
+LARGEST, LIMIT_S = 2_000_000, 3.0
 # A log-sum-exp in base 2 has been rounded once more.
 BASE_2 = 2.0
 
@@ -113,17 +118,22 @@ def _form(exact: Golden, result: Result, claim: Claim, actual: Array, q: Array, 
 
 
 def _diagnosis(call: Call, exact: Golden, result: Result, claim: Claim, place: Place, picked: Array) -> str:
-    """What the result looks like, with a colon, or "" """
-    if place.what == "log-sum-exp" and result.lse is not None:
-        base_2 = ratios_of(result.lse * math.log(2), exact.lse, BASE_2 * exact.lse_bound(*claim))
-        return "the log-sum-exp is in base 2: " if np.all(base_2 <= 1) else ""
+    """What the result looks like, with a semicolon or a colon, or "" """
     if (lost := np.isnan(result.output) & ~np.isnan(exact.output)).any():
         count = f"{np.count_nonzero(lost)} of {lost.size} elements"
-        empty = np.isneginf(exact.lse[place.at[:-1]])
+        empty = np.isneginf(exact.lse[place.at[:-1]]) if place.what == "output" else False
         return f"the output is NaN in {count}, {'in rows that see no key, ' * bool(empty)}and should not be: "
-    for other in _other_models(claim):
-        if worst_of(exact, Result(output=result.output, dtype=claim.dtype), *other).ratio <= 1:
-            return f"the output is within the bound of model={other.model!r}, not of {_named(claim.model)}: "
+    if place.what == "output":
+        for other in _other_models(claim):
+            if worst_of(exact, Result(output=result.output, dtype=claim.dtype), *other).ratio <= 1:
+                return f"the output is within the bound of model={other.model!r}, not of {_named(claim.model)}: "
+    if np.size(result.output) * exact.k_len <= LARGEST and len(picked) == call.q.shape[-2]:
+        judged = Judgement(verdict="fail", error_over_bound=place.ratio, place=place)
+        found = diagnose(_problem(call, claim), result, judged, limit_s=LIMIT_S)
+        return f"the {'output' if place.what == 'output' else 'log-sum-exp'} {found.sentence}; " if found.name else ""
+    if result.lse is not None and place.what != "output":
+        base_2 = ratios_of(result.lse * math.log(2), exact.lse, BASE_2 * exact.lse_bound(*claim))
+        return "the log-sum-exp is in base 2: " if np.all(base_2 <= 1) else ""
     some = _some(len(picked), place.at[-2])
     few = result.output[..., some, :]
 
@@ -135,6 +145,32 @@ def _diagnosis(call: Call, exact: Golden, result: Result, claim: Claim, place: P
 
     words = likeness(call, picked[some], fits)
     return f"the output is that of {words}: " if words else ""
+
+
+def _problem(call: Call, claim: Claim) -> Problem:
+    """A small call with its mask and its biases as plain arrays."""
+    given = call.options
+    arrays = {name: _wide(host(getattr(call, name))) for name in ("q", "k", "v")}
+    scale, softcap = (None if given.get(name) is None else float(host(given[name])) for name in ("scale", "softcap"))
+    starts = [given.get("q_start"), given.get("k_start", 0)]
+    q_start, k_start = (x if x is None or isinstance(x, int) else host(x) for x in starts)
+    lengths = (call.q.shape[-2], call.k.shape[-2])
+    shown, bias = plain_options(
+        given.get("mask"), given.get("bias"), *lengths, 0 if q_start is None else q_start, k_start
+    )
+    return Problem(
+        dtype=claim.dtype,
+        causal=bool(given.get("causal")),
+        shown=shown,
+        bias=bias,
+        sinks=None if given.get("sinks") is None else _wide(host(given["sinks"])),
+        q_start=q_start,
+        k_start=k_start,
+        coherent=claim.coherent,
+        scale=scale,
+        softcap=softcap,
+        **arrays,
+    )
 
 
 def _other_models(claim: Claim) -> Iterator[Claim]:

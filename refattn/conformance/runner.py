@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import time
 import traceback
 from collections import Counter
@@ -74,6 +75,10 @@ class Record:
     trace: str = ""
     # For pictures; kept for some failures alone, see `run_suite`.
     evidence: Evidence | None = field(default=None, repr=False, compare=False)
+    # What is wrong, of a failure: a sentence, the hypotheses behind it, and where; see refattn.conformance.diagnosis.
+    diagnosis: dict[str, Any] | None = None
+    # The call and its answer as a `diagnosis.Evidence`, right or wrong, until all are explained together.
+    answer: Any = field(default=None, repr=False, compare=False)
 
     @property
     def about(self) -> str:
@@ -99,6 +104,7 @@ class Record:
             "missing": list(self.missing),
             "declared": list(self.declared),
             "place": self.place,
+            "diagnosis": self.diagnosis,
         }
 
 
@@ -121,6 +127,8 @@ class Report:
     built_on_refattn: bool | None = None
     # The profile whose departures were accepted as declared; "" for none.
     profile: str = ""
+    # What explains the failures together; None where nothing failed.
+    diagnosis: dict[str, Any] | None = None
 
     @property
     def declared(self) -> Counter[str]:
@@ -171,6 +179,7 @@ class Report:
             "isolated": self.isolated,
             "built_on_refattn": self.built_on_refattn,
             "causal_without_q_start": self.alignment or None,
+            "diagnosis": self.diagnosis,
             "records": [record.as_dict() for record in self.records],
         }
 
@@ -183,11 +192,14 @@ def run_case(
     *,
     capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
     declared: Any = None,
+    explained: bool = False,
 ) -> Record:
     """The verdict on one case in one dtype; what the target prints or warns of becomes a note.
 
-    declared is a `profiles.Declared`, whose departures explain a failure, or None.
+    declared is a `profiles.Declared`, whose departures explain a failure, or None; explained asks for the diagnosis
+    of a failure on its own.
     """
+    from refattn.conformance import diagnosis
     from refattn.conformance.case import Unsupported
     from refattn.conformance.judge import judge
     from refattn.conformance.targets.base import WorkerError
@@ -230,6 +242,7 @@ def run_case(
     judged = judge(problem, result)
     choices = declared.explains(problem, result) if declared is not None and judged.verdict == "fail" else ()
     about |= _evidence(problem, result) if judged.verdict == "fail" and not choices else {}
+    answer = None if choices else diagnosis.Evidence(problem, result, judged, case=case.name, clauses=case.clauses)
     return Record(
         **about,
         verdict="declared" if choices else judged.verdict,
@@ -239,6 +252,8 @@ def run_case(
         message=judged.message,
         fault=judged.fault,
         notes=tuple(notes),
+        diagnosis=diagnosis.explain(answer).as_dict() if explained and answer is not None and answer.failed else None,
+        answer=answer,
     )
 
 
@@ -272,7 +287,10 @@ def run_suite(
                 break
     except KeyboardInterrupt:
         complete = False
-    records = with_leftovers(records, began, target.close())
+    records, diagnosis = with_leftovers(records, began, target.close()), None
+    # An interrupt here costs the diagnosis alone.
+    with contextlib.suppress(KeyboardInterrupt):
+        records, diagnosis = diagnosed(records) if complete else (records, None)
     counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
     return Report(
         target=target.name,
@@ -286,6 +304,7 @@ def run_suite(
         profile="" if declared is None else declared.profile.name,
         isolated=target.isolated,
         built_on_refattn=target.built_on_refattn,
+        diagnosis=diagnosis,
     )
 
 
@@ -314,6 +333,22 @@ def crash_of(fault: BaseException, target: Any) -> dict[str, Any]:
     except Exception:  # noqa: BLE001  # an error of a foreign class may refuse even to be printed
         message = f"{type(fault).__name__}, which cannot be printed"
     return {"message": message, "place": "", "trace": "", **_where(fault)}
+
+
+def diagnosed(records: list[Record]) -> tuple[list[Record], dict[str, Any] | None]:
+    """The records with a diagnosis for each failure, and what explains all of them; passes speak too."""
+    from refattn.conformance.diagnosis import summarise
+
+    places = [place for place, record in enumerate(records) if record.answer is not None]
+    summary = summarise([records[place].answer for place in places])
+    told = {places[place]: diagnosis.as_dict() for place, diagnosis in summary.diagnoses.items()}
+    found = []
+    for place, record in enumerate(records):
+        # A crash, and what a check of refattn's own functions says, are explained by their own words.
+        alone = {"sentence": record.message, "hypotheses": [], "where": "", "fitted": {}}
+        diagnosis = told.get(place, alone) if record.verdict in BROKEN else None
+        found.append(replace(record, diagnosis=diagnosis, answer=None))
+    return found, summary.as_dict() if summary.failures else None
 
 
 def chosen_pairs(

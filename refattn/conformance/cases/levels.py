@@ -61,3 +61,11 @@ def heavy_tails_in_a_batch(draw: Draw) -> Problem:
     data["q"], data["v"] = draw.exact(data["q"] / gains), draw.exact(data["v"] * gains)
     data["k"] = draw.exact(data["k"] * gains * np.asarray([1.0, 4.0])[:, None, None, None])
     return Problem(**data, causal=True)
+
+
+@CASES.problem("M18", "P2", "M17")
+def far_below_a_hidden_number(draw: Draw) -> Problem:
+    """Visible keys whose bias is -32768 keep all weight: a hidden key that is put at -10000 instead would take it."""
+    data = draw.qkv(4, 6)
+    bias, shown = np.full((4, 6), -32768.0), np.broadcast_to(np.arange(6) % 3 != 1, (4, 6))
+    return Problem(**data, bias=bias, shown=shown)

@@ -16,11 +16,12 @@ import numpy as np
 
 from refattn.conformance.captured import CLAUSES_OF_ANY_INPUT, REQUIRED, Group, check_group, problem_of, read_groups
 from refattn.conformance.case import Problem
+from refattn.conformance.diagnosis import Evidence
 from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import LARGEST
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.judge import Judgement, Result, judge
-from refattn.conformance.runner import DEFAULT_SEED, VERDICTS, Record, Report, problem_in_words
+from refattn.conformance.runner import DEFAULT_SEED, VERDICTS, Record, Report, diagnosed, problem_in_words
 from refattn.dtypes import COMPUTED, is_float8
 
 LAYOUTS, LSE_LAYOUTS, LSE_BASES = ("BHSD", "BSHD"), ("BHS", "BSH"), ("e", "2")
@@ -55,6 +56,7 @@ def compare_dump(path: Path, reading: Reading, advance: Callable[[Record], None]
     for group in groups:
         records.append(_judged(group, reading))
         advance(records[-1])
+    records, diagnosis = diagnosed(records)
     counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
     return Report(
         target=str(path),
@@ -63,6 +65,7 @@ def compare_dump(path: Path, reading: Reading, advance: Callable[[Record], None]
         records=tuple(records),
         seconds=time.monotonic() - started,
         counts=counts,
+        diagnosis=diagnosis,
     )
 
 
@@ -101,6 +104,7 @@ def _judged(group: Group, reading: Reading) -> Record:
         fault=judged.fault,
         called=problem_in_words(problem, None),
         needs=problem.needs,
+        answer=Evidence(problem, result, judged, clauses=CLAUSES_OF_ANY_INPUT),
     )
 
 

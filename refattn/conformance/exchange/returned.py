@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from refattn.clauses import CLAUSES
+from refattn.conformance.diagnosis import Evidence
 from refattn.conformance.exchange.bits import Tensor
 from refattn.conformance.exchange.dump import result_of
 from refattn.conformance.exchange.export import (
@@ -33,7 +34,7 @@ from refattn.conformance.exchange.export import (
 from refattn.conformance.exchange.files import TensorFileError, read_raw, read_tensors
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.judge import judge
-from refattn.conformance.runner import VERDICTS, Record, Report, problem_in_words
+from refattn.conformance.runner import VERDICTS, Record, Report, diagnosed, problem_in_words
 from refattn.dtypes import COMPUTED
 
 RESULTS = ("output", "lse", "weights")
@@ -62,6 +63,7 @@ def compare_folder(
     for one in chosen:
         records.append(_judged(folder, one, selection))
         advance(records[-1])
+    records, diagnosis = diagnosed(records)
     features = "all features" if selection.features is None else f"no features but {', '.join(selection.features)}"
     clauses = "all clauses" if selection.clauses is None else f"clauses {', '.join(selection.clauses)}"
     limit = "" if selection.limit is None else f", the first {selection.limit}"
@@ -73,6 +75,7 @@ def compare_folder(
         seconds=time.monotonic() - started,
         counts={verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS},
         notes=(f"exported: {', '.join(selection.dtypes)}; {clauses}; {features or 'no features'}{limit}",),
+        diagnosis=diagnosis,
     )
 
 
@@ -179,6 +182,7 @@ def _judged(folder: Path, one: Exported, selection: Selection) -> Record:
         model=judged.model,
         message=in_words(problem, result, judged),
         fault=judged.fault,
+        answer=Evidence(problem, result, judged, case=one.case.name, clauses=one.case.clauses),
     )
 
 

@@ -63,6 +63,9 @@ def print_report(report: Report, labels: frozenset[str] | None = None, command: 
         first = most_telling(report)
         print(f"\n{explain(first)}")
         _print_others(report, first)
+        if report.diagnosis:
+            for number, sentence in enumerate(report.diagnosis["sentences"]):
+                print(_wrapped(sentence, "then: " if number else "\nmost likely: "))
         print(f"\ndetails: {command or f'refattn check {report.target}'} --case {first.case}")
     print("\n" + _wrapped(verdict_line(report)))
 
@@ -89,6 +92,10 @@ def explain(record: Record, head: str = "First failure") -> str:
     if not record.fault or record.error_over_bound is not None:
         lines.append(_wrapped(record.says, "  must hold: "))
     lines.append(_wrapped(record.message, "  but: "))
+    if record.diagnosis and record.diagnosis["sentence"] not in record.message:
+        lines.append(_wrapped(record.diagnosis["sentence"], "  diagnosis: "))
+        if (place := record.diagnosis["where"]) and place not in record.diagnosis["sentence"]:
+            lines.append(_wrapped(place, "  where: "))
     if record.place:
         lines.append(f"  at: {record.place}")
     if record.called:
