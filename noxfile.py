@@ -16,6 +16,13 @@ TIMES = "tests/test_speed.py"
 # For libraries that compile each new shape or schedule each call: of the certified vectors those of one chapter.
 FEW_VECTORS = "not vectors. or vectors.S"
 
+# Implementations that no random problem may accuse; the second compile or schedule each of them.
+RIGHT = (
+    *("refattn-numpy", "refattn-numpy-tiled", "refattn-strict", "refattn-torch", "refattn-torch-tiled"),
+    *("torch", "torch-math", "torch-flash", "torch-flex", "mlx"),
+)
+RIGHT_BUT_SLOW = ("refattn-jax", "refattn-jax-tiled", "refattn-dask", "refattn-dask-tiled", "jax")
+
 
 def pinned(session: nox.Session, *requirements: str) -> None:
     """Install requirements at the exact versions of constraints.txt."""
@@ -194,6 +201,18 @@ def sweep(session: nox.Session) -> None:
     for library in ("numpy", "strict"):
         pytest(session, "tests", "--library", library, "--hypothesis-profile", "sweep")
     pytest(session, "--pyargs", "refattn.conformance", "--refattn-target", "refattn-jax-tiled")
+
+
+@nox.session(requires=["wheel"], default=False)
+def alarms(session: nox.Session) -> None:
+    """Judge right implementations on fresh random problems, into docs/faults (20 minutes)."""
+    install(session, "test", extra="jax,dask,torch")
+    pinned(session, "mlx[cpu]")
+    where = ("--json", "docs/faults/alarms.json", "--page", "docs/faults/alarms.md")
+    for count, names in ((400, RIGHT), (40, RIGHT_BUT_SLOW)):
+        arguments = session.posargs or (*names, "--problems", str(count), *where)
+        env = {"PYTHONSAFEPATH": "1", **jax_cache(session)}
+        session.run("python", "-m", "refattn.conformance.alarms", *arguments, env=env)
 
 
 @nox.session(requires=["wheel"], default=False)

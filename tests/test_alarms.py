@@ -1,11 +1,11 @@
-"""The sweep over random problems accuses a wrong implementation, and keeps the figures of others."""
+"""Judging random problems accuses a wrong implementation, and keeps the figures of others."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from refattn.conformance.sweep import main
+from refattn.conformance.alarms import main
 
 WRONG, RIGHT = "refattn.conformance.faults:no_scale", "refattn.conformance.faults:plain"
 

@@ -1,4 +1,4 @@
-"""`python -m refattn.conformance.sweep TARGET...`: random problems, other ones each time, on right implementations.
+"""`python -m refattn.conformance.alarms TARGET...`: random problems, other ones each time, on right implementations.
 
 None may be accused. The figures of each target are kept in a JSON file until it is asked again, and drawn as a page.
 """
@@ -76,7 +76,7 @@ def judge_all(target: Any, dtype: str, problems: Problems) -> Tally:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judges the targets, and writes what is asked for; exit code 1 if a right one is accused."""
-    parser = argparse.ArgumentParser(prog="python -m refattn.conformance.sweep", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m refattn.conformance.alarms", description=__doc__)
     parser.add_argument("targets", metavar="TARGET", nargs="+", help="as `refattn check` takes them")
     parser.add_argument("--problems", metavar="N", type=int, default=MANY, help="in each dtype (%(default)s)")
     parser.add_argument("--seed", type=int, help="of the first problem, the others follow (a fresh one)")
@@ -133,7 +133,7 @@ def page_of(figures: dict[str, Any]) -> str:
             "Random problems, drawn anew for each target: sizes, options, memory layout and data. An option that a",
             "target cannot express makes a problem unsupported. Not judgeable is one on which rounding alone may move",
             f"a logit by 1. Of {total} results {accused} were called wrong without being so. Written by",
-            "`nox -s sweep`; [sweep.json](sweep.json) has the seeds and the figures of each dtype.",
+            "`nox -s alarms`; [alarms.json](alarms.json) has the seeds and the figures of each dtype.",
             "",
             "| target | versions | dtypes | judged | not judgeable | unsupported | known departures | accused |",
             "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
