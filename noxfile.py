@@ -246,6 +246,15 @@ def diagnosis(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheel"], default=False)
+def scoreboard(session: nox.Session) -> None:
+    """Judge public implementations into docs/scoreboard, and be judged by ONNX's node tests (90 minutes)."""
+    install(session, "test", "scoreboard")
+    pytest(session, "tests/scoreboard")
+    env = {"PYTHONSAFEPATH": "1", **jax_cache(session)}
+    session.run("python", "-m", "refattn.conformance.scoreboard", *session.posargs, env=env)
+
+
+@nox.session(requires=["wheel"], default=False)
 def bench(session: nox.Session) -> None:
     """Time the fast paths beside their peers, on a quiet machine, into docs/bench (10 minutes)."""
     install(session, "bench", extra="torch")

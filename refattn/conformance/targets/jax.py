@@ -35,7 +35,7 @@ class JaxTarget(Rank4Target):
             options["bias"] = self.array(self.pairs(problem.bias, problem), problem.dtype)
         tokens = [x.swapaxes(1, 2) for x in (q, k, v)]
         options["implementation"] = "xla"
-        # In 16 bits the residual has 16 bits too: it would be all that is ever said, so it is asked for in its cases.
+        # In 16 bits the residual has 16 bits too, which would be all that is ever said: asked for where it matters.
         if problem.dtype in ("float16", "bfloat16") and "lse" not in problem.asks:
             return Answer(jax.nn.dot_product_attention(*tokens, **options).swapaxes(1, 2))
         output, lse = jax.nn.dot_product_attention(*tokens, **options, return_residual=True)

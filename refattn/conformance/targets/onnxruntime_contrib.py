@@ -46,6 +46,7 @@ class GroupQueryTarget(Rank4Target):
 
     features = frozenset({"causal", "mask", "bias", "scale", "softcap", "sinks", "gqa", "q_start", "k_start"})
     corner = "bottom-right"
+    width_step = 8
     own_value_width = has_mask = False
     causal_with_mask = True
 
@@ -54,13 +55,11 @@ class GroupQueryTarget(Rank4Target):
         self.name = name
 
     def refuse(self, problem: Problem) -> None:
-        """What the operator's documentation excludes: fewer keys than queries, odd widths."""
+        """What the operator's documentation excludes: fewer keys than queries."""
         super().refuse(problem)
-        (_, _, q_len, width), k_len = problem.q.shape, problem.k.shape[-2]
+        q_len, k_len = problem.q.shape[-2], problem.k.shape[-2]
         if k_len < q_len or not q_len:
             raise Unsupported(f"{self.name} cannot express fewer keys than queries, or none")
-        if width % 8 and width:
-            raise Unsupported(f"{self.name} cannot express a width that is no multiple of 8")
 
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """On past and new keys, masks as attention_bias; a run for each entry if several queries follow a past."""

@@ -20,6 +20,8 @@ class Rank4Target(ArrayTarget):
     corner: Corner = "square"
     # Whether v may be wider or narrower than k.
     own_value_width = True
+    # What every width must be a multiple of.
+    width_step = 1
     # What the signature has: a causal flag, a boolean mask, the two together, and masks beside a bias.
     has_causal = has_mask = True
     causal_with_mask = mask_with_bias = False
@@ -33,6 +35,8 @@ class Rank4Target(ArrayTarget):
             raise Unsupported(f"{self.name} cannot express batch sizes that differ")
         if not self.own_value_width and problem.k.shape[-1] != problem.v.shape[-1]:
             raise Unsupported(f"{self.name} cannot express d_v other than d_k")
+        if problem.q.shape[-1] % self.width_step:
+            raise Unsupported(f"{self.name} cannot express a width that is no multiple of {self.width_step}")
         if problem.literal:
             self._refuse_literal(problem)
 
