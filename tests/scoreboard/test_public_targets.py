@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refattn.conformance.sweep import figures_of
 
+from refattn.conformance.alarms import figures_of
 from refattn.conformance.cases import all_cases
 from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets import find_target
