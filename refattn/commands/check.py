@@ -225,6 +225,8 @@ class _UsageError(Exception):
 def _check_usage(args: argparse.Namespace, name: str | None) -> None:
     if not name:
         raise _UsageError("name a TARGET: torch, numpy, or module:function; refattn check --help says more")
+    if args.library and ":" not in name:
+        raise _UsageError(f"--library {args.library} is for a function of your own; {name!r} has its own library")
     if args.only_inputs and not args.inputs:
         raise _UsageError("--only-inputs needs --inputs FILE.npz")
     if args.save_inputs and not args.case:
