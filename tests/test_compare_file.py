@@ -134,9 +134,9 @@ def test_layouts_and_bases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ("made", "asked", "words"),
     [
         ({"causal": True, "q_start": 0}, ("--causal", "--q-start", "2"), "causal aligned top-left, q_start=0 instead"),
-        ({"scale": 1.0}, (), 'the output matches "no scale" [S1]'),
-        ({}, ("--scale", "0.5"), 'the output matches "scale is ignored" [S2]'),
-        ({}, ("--softcap", "1.0"), 'the output matches "cap is ignored" [S3]'),
+        ({"scale": 1.0}, (), 'matches "no scale" [S1]'),
+        ({}, ("--scale", "0.5"), 'matches "scale is ignored" [S2]'),
+        ({}, ("--softcap", "1.0"), 'matches "cap is ignored" [S3]'),
     ],
 )
 def test_wrong_dumps_are_explained(

@@ -206,7 +206,7 @@ class _Search:
 
     def _fitted(self) -> Iterator[Hypothesis]:
         for probe in self.probes[:FITTED]:
-            yield from (one for one in fitted(probe) if self._fits(one, probe))
+            yield from (one for one in self._in_time(fitted(probe)) if self._fits(one, probe))
 
     def _near_pairs(self) -> Iterator[Hypothesis]:
         """Pairs of faults that each explain a part."""
@@ -226,7 +226,7 @@ class _Search:
         """Those that fit where the best fault alone does not: there shows what a pair adds."""
         best = min(self.tried, key=lambda one: self.tried[one], default=None)
         hard = [case for case in self.failing[:FAILURES] if best is None or not self._fits(best, case)][:HARD]
-        for one in candidates:
+        for one in self._in_time(candidates):
             if hard and (self._fits(one, hard[0]) or sum(self._fits(one, case) for case in hard) > len(hard) / 2):
                 yield one
 

@@ -11,7 +11,7 @@ from refattn.errors import RefattnError
 
 
 def in_words(problem: Problem, result: Result, judged: Judgement, model: str | None = None) -> str:
-    """The message of a judgement; of wrong numbers with what they look like, and where they are wrong."""
+    """The message of a judgement; of wrong numbers with where they are wrong."""
     if judged.verdict != "fail" or judged.place is None:
         return judged.message
     try:
@@ -26,6 +26,7 @@ def in_words(problem: Problem, result: Result, judged: Judgement, model: str | N
             coherent=problem.coherent,
             lse=result.lse if judged.fault else None,  # a wrong output comes first
             rows=None,
+            diagnosed=False,  # all results are, together
         )
     except RefattnError:  # what attention refuses has no other reading
         return judged.message
