@@ -68,7 +68,8 @@ def _departures(name: str, figures: dict[str, Any], found: list[Reproduction]) -
             continue
         labels = sorted({row["clause"] for row in cases}, key=lambda label: (label[0], int(label[1:])))
         link = f"[{one.function}](reproductions/{one.path.name})"
-        yield f"- {one.says} {link}: {', '.join(labels)}, {len(cases)} case{'s' * (len(cases) > 1)}, first `{cases[0]['case']}`"
+        count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
+        yield f"- {one.says} {link}: {', '.join(labels)}, {count}, first `{cases[0]['case']}`"
     if not figures["failing"]:
         yield "No departure in what it can express."
     yield ""
