@@ -55,11 +55,10 @@ def _cell(figures: dict[str, Any], label: str) -> str:
 def _departures(name: str, figures: dict[str, Any], found: list[Reproduction]) -> Iterable[str]:
     yield from [f"## {name}", "", NAMES[name].says, ""]
     counts, versions = figures["counts"], ", ".join(f"{one} {two}" for one, two in figures["versions"].items())
-    failed = sum(
-        counts.get(verdict, 0) for verdict in counts if verdict not in ("pass", "unsupported", "not judgeable")
-    )
+    words = {"crashed": "crash", "timed out": "take too long"}
+    verdicts = ", ".join(f"{count} {words.get(verdict, verdict)}" for verdict, count in counts.items())
     notes = "".join(f" {note[0].upper()}{note[1:]}." for note in figures["notes"])
-    yield f"{versions}: {counts.get('pass', 0)} pass, {failed} fail, {counts.get('unsupported', 0)} unsupported.{notes}"
+    yield f"{versions}: {verdicts}.{notes}"
     if low := [dtype for dtype, model in figures["models"].items() if model == "unfused"]:
         yield f"Scores or weights are rounded to the storage type in {', '.join(low)}."
     yield ""
@@ -69,7 +68,8 @@ def _departures(name: str, figures: dict[str, Any], found: list[Reproduction]) -
             continue
         labels = sorted({row["clause"] for row in cases}, key=lambda label: (label[0], int(label[1:])))
         link = f"[{one.function}](reproductions/{one.path.name})"
-        yield f"- {one.says} {link}: {', '.join(labels)}, {len(cases)} cases, first `{cases[0]['case']}`"
+        count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
+        yield f"- {one.says} {link}: {', '.join(labels)}, {count}, first `{cases[0]['case']}`"
     if not figures["failing"]:
         yield "No departure in what it can express."
     yield ""

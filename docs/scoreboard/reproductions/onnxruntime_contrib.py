@@ -66,7 +66,7 @@ def hidden_nan() -> None:
 def empty_row() -> None:
     """A row that attention_bias leaves without a key is NaN instead of 0.
 
-    Clauses: K7, M3, M5, M9, M10, M12, M13, M15, M17, M21, P2, P3, T1, T2.
+    Clauses: K7, M3, M5, M9, M10, M11, M12, M13, M15, M17, M21, P2, P3, T1, T2.
     Implementations: onnxruntime-mha, onnxruntime-gqa.
     """
     for attend in (_multi_head, _group_query):

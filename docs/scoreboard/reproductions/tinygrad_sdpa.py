@@ -25,3 +25,12 @@ def empty_row() -> None:
     Clauses: K7, M3, M5, M9, M10, M11, M12, M13, M15, M16, M17, M21, P2, T1, T2. Implementations: tinygrad.
     """
     assert ONES.scaled_dot_product_attention(ONES, ONES, attn_mask=Tensor([[False, False]] * 2)).isnan().all().item()
+
+
+def no_width() -> None:
+    """With a width of 0 scores of 0 are divided by 0, and every row is NaN.
+
+    Clauses: A6. Implementations: tinygrad.
+    """
+    nothing = Tensor.zeros(1, 1, 2, 0)
+    assert nothing.scaled_dot_product_attention(nothing, ONES).isnan().all().item()
