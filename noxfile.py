@@ -104,7 +104,8 @@ def numpy(session: nox.Session) -> None:
     # With nothing beside them, and without coverage.
     pytest(session, TIMES)
     session.run("coverage", "erase")
-    both_suites(session, "numpy", *RUNNER, *BOTH_CORES, "--cov", "--cov-append", "--cov-report=", f"--ignore={TIMES}")
+    measured = ("--cov", "--cov-append", "--cov-report=", "--cov-fail-under=0")
+    both_suites(session, "numpy", *RUNNER, *BOTH_CORES, *measured, f"--ignore={TIMES}")
     session.run("coverage", "report")
 
 

@@ -216,7 +216,7 @@ def test_check_hands_over_to_the_suite(capsys: pytest.CaptureFixture[str], monke
         raise targets.TargetError("not here")
 
     monkeypatch.setattr(targets, "find_target", find_target)
-    assert cli.main(["check", "mine:attend", "--library", "torch", "--convention", "jax"]) == 2
+    assert cli.main(["check", "mine:attend", "--library", "torch", "--convention", "jax", "--in-process"]) == 2
     assert seen == [("mine:attend", "torch", "jax")]
     assert capsys.readouterr() == ("", "refattn check: not here\n")
 

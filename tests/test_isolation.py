@@ -226,7 +226,10 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_an_interrupt(tmp_path: Path) -> None:
     """Ctrl-C during a hang ends the run with exit code 130, a valid partial report, and no process left."""
     path = tmp_path / "out.json"
-    command = [sys.executable, "-m", "refattn", "check", "hostile_kernels:hangs", "--quick", "--json", str(path)]
+    # Where these tests run in the background, what they start would ignore the signal.
+    code = "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom refattn import cli\n"
+    code += "sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "check", "hostile_kernels:hangs", "--quick", "--json", str(path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as running:
         deadline = time.monotonic() + 60

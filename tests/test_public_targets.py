@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from refattn import cli
+from refattn.conformance.alarms import fitted, judge_all
 from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.cases import all_cases
 from refattn.conformance.drawn import drawn_problem
 from refattn.conformance.plain import Draw
 from refattn.conformance.runner import chosen_pairs, run_suite
-from refattn.conformance.sweep import fitted, judge_all
 from refattn.conformance.targets import TargetError, find_target
 from refattn.conformance.targets.base import Answer
 from refattn.conformance.targets.names import NAMES

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refattn.arrays import Array
+from refattn.arrays import Array, library_of
 
 # Elements of NaN on either side of an input: as many bytes as keep the alignment that libraries give.
 BAND = 64
@@ -32,7 +32,8 @@ def guarded(target: Any, host: Array, dtype: str) -> Guarded:
     """The values as a contiguous array with a band of NaN before and after it."""
     band = np.full(BAND, np.nan)
     buffer = target.array(np.concatenate([band, np.ravel(host), band]), dtype)
-    return Guarded(buffer[BAND : BAND + host.size].reshape(host.shape), buffer)
+    inside = buffer[BAND : BAND + host.size]
+    return Guarded(library_of(inside, "x").xp.reshape(inside, host.shape), buffer)
 
 
 def poison(target: Any, shapes: list[tuple[int, ...]], dtype: str) -> None:
