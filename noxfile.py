@@ -10,7 +10,7 @@ nox.options.default_venv_backend = "virtualenv"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 RUNNER = ("python", "-m", "pytest")
-# All tests but those of times, which want the machine for themselves.
+# For all tests but those of times, which want the machine for themselves.
 BOTH_CORES = ("-n", "2", "--dist", "worksteal")
 TIMES = "tests/test_speed.py"
 # For libraries that compile each new shape or schedule each call: of the certified vectors those of one chapter.
@@ -99,13 +99,19 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"])
 def numpy(session: nox.Session) -> None:
-    """Test on NumPy, and measure the coverage of refattn/ (4 minutes)."""
-    install(session, "test", "coverage", "bench")
-    # With nothing beside them, and without coverage.
+    """Test on NumPy (6 minutes)."""
+    install(session, "test", "bench")
     pytest(session, TIMES)
+    both_suites(session, "numpy", *RUNNER, *BOTH_CORES, f"--ignore={TIMES}")
+
+
+@nox.session(requires=["wheel"], default=False)
+def coverage(session: nox.Session) -> None:
+    """Measure the coverage of refattn/ on NumPy, in one process (20 minutes)."""
+    install(session, "test", "coverage", "bench")
     session.run("coverage", "erase")
-    measured = ("--cov", "--cov-append", "--cov-report=", "--cov-fail-under=0")
-    both_suites(session, "numpy", *RUNNER, *BOTH_CORES, *measured, f"--ignore={TIMES}")
+    runner = ("coverage", "run", "--append", "-m", "pytest")
+    both_suites(session, "numpy", *runner, f"--ignore={TIMES}")
     session.run("coverage", "report")
 
 
