@@ -99,7 +99,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"])
 def numpy(session: nox.Session) -> None:
-    """Test on NumPy (6 minutes)."""
+    """Test on NumPy (5 minutes)."""
     install(session, "test", "bench")
     pytest(session, TIMES)
     both_suites(session, "numpy", *RUNNER, *BOTH_CORES, f"--ignore={TIMES}")
