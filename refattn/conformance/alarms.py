@@ -9,7 +9,7 @@ import argparse
 import json
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rich.progress import track
 
 from refattn.arrays import Array
 from refattn.conformance.case import Problem, Unsupported
+from refattn.conformance.departures import excused
 from refattn.conformance.drawn import drawn_problem
 from refattn.conformance.judge import Judgement, judge
 from refattn.conformance.targets import find_target
@@ -28,62 +29,6 @@ from refattn.dtypes import COMPUTED
 
 Problems = Iterable[tuple[int, Problem]]
 MANY = 400
-
-
-@dataclass(frozen=True, kw_only=True)
-class Departure:
-    """What an implementation is known to get wrong: it is no false alarm to be told so."""
-
-    targets: tuple[str, ...]
-    says: str
-    concerns: Callable[[Problem], bool]
-
-
-def _sees_nothing(problem: Problem) -> bool:
-    """Whether some row sees no key."""
-    bias = 0.0 if problem.bias is None else problem.bias
-    visible = problem.visible & ~np.isneginf(bias)
-    shape = (*np.broadcast_shapes(visible.shape[:-1], (problem.q.shape[-2],)), problem.k.shape[-2])
-    return not bool(np.all(np.any(np.broadcast_to(visible, shape), axis=-1)))
-
-
-DEPARTURES = (
-    Departure(
-        targets=("jax", "keras-jax", "keras-torch", "mlx", "transformers-eager", "transformers-gemma2"),
-        says="a row that sees no key is the mean of the values",
-        concerns=_sees_nothing,
-    ),
-    Departure(
-        targets=("torch-mha-weights", "onnxruntime-mha", "onnxruntime-gqa", "mlx", "tinygrad"),
-        says="a row that sees no key, by a floating mask in MLX, is NaN",
-        concerns=_sees_nothing,
-    ),
-    Departure(
-        targets=("torch-flash",),
-        says="the log-sum-exp of torch's tiled kernel is 0 for a row that sees no key, and inexact in 16 bits",
-        concerns=lambda problem: problem.dtype in ("bfloat16", "float16") or _sees_nothing(problem),
-    ),
-    Departure(
-        targets=("onnx-reference",),
-        says="ONNX's reference evaluator computes everything in the dtype of the inputs, and its scale in float32",
-        concerns=lambda problem: problem.dtype != "float32",
-    ),
-    Departure(
-        targets=("jax", "mlx", "transformers-eager", "transformers-gemma2", "keras-jax", "keras-torch"),
-        says="float64 is computed, or given back, in float32",
-        concerns=lambda problem: problem.dtype == "float64",
-    ),
-    Departure(
-        targets=("transformers-sdpa", "keras-torch", "onnx-reference", "onnxruntime", "onnxruntime-mha"),
-        says="a scale that is not positive gives NaN, or is refused",
-        concerns=lambda problem: problem.scale is not None and problem.scale <= 0,
-    ),
-    Departure(
-        targets=("torch", "torch-math", "torch-flash"),
-        says="torch's CPU kernels give NaN for hidden keys where the scale is negative",
-        concerns=lambda problem: problem.scale is not None and problem.scale <= 0,
-    ),
-)
 
 
 @dataclass
@@ -97,23 +42,25 @@ class Tally:
 
 def judge_all(target: Any, dtype: str, problems: Problems) -> Tally:
     """The tally of a target on problems of one dtype, each with its seed."""
-    tally, known = Tally(), [one for one in DEPARTURES if target.name in one.targets]
+    tally = Tally()
     for seed, drawn in problems:
         problem = fitted(drawn, target)
         if target.unsupported(problem.needs, dtype):
             tally.verdicts["unsupported"] += 1
             continue
+        result = None
         try:
-            judged = judge(problem, target.call(problem))
+            result = target.call(problem)
+            judged = judge(problem, result)
         except Unsupported:
             tally.verdicts["unsupported"] += 1
             continue
         except Exception as fault:  # noqa: BLE001  # whatever a target raises speaks against it
             judged = Judgement(verdict="fail", message=f"{type(fault).__name__}: {fault}")
-        excused = [one.says for one in known if judged.verdict == "fail" and one.concerns(problem)]
-        tally.departures.update(excused)
-        tally.verdicts["departure" if excused else judged.verdict] += 1
-        if judged.verdict == "fail" and not excused:
+        known = excused(target.name, problem, result) if judged.verdict == "fail" else ()
+        tally.departures.update(known)
+        tally.verdicts["departure" if known else judged.verdict] += 1
+        if judged.verdict == "fail" and not known:
             tally.accused.append(f"drawn_problem({dtype!r}, {seed}): {judged.message}")
     return tally
 
@@ -197,6 +144,8 @@ def page_of(figures: dict[str, Any]) -> str:
             "| target | versions | dtypes | judged | not judgeable | unsupported | known departures | accused |",
             "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
             *rows,
+            "",
+            "A known departure excuses no more than it says: the result is judged again without what it changes.",
             "",
             *(f"- Known departure: {says}." for says in known),
             "",

@@ -21,7 +21,7 @@ def _attend(q, k, v, mask=None, **attributes):
 def _refused(*arguments, **attributes):
     try:
         _attend(*arguments, **attributes)
-    except Exception as refusal:
+    except Exception as refusal:  # the classes of its errors have no common one of its own
         return "ONNXRuntimeError" in str(refusal)
     return False
 

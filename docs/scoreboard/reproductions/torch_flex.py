@@ -39,7 +39,10 @@ def infinite_logit() -> None:
 
     Clauses: P4. Implementations: torch-flex.
     """
-    plus = lambda score, b, h, i, j: score + torch.where(j == 0, torch.inf, 0.0)  # noqa: E731
+
+    def plus(score, batch, head, query, key):
+        return score + torch.where(key == 0, torch.inf, 0.0)
+
     output, aux = flex_attention(ONES, ONES, ONES, score_mod=plus, return_aux=AuxRequest(lse=True))
     assert output.isnan().all() and aux.lse.isposinf().all()
 

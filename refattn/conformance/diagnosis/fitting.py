@@ -53,14 +53,18 @@ def _scales(evidence: Evidence) -> Iterator[Hypothesis]:
             right = facts(p)["scale"]
             return f"the effective scale is {factor * right:.6g}, {factor:.5g} times the expected {right:.6g}"
 
-        change = lambda p: but(p, scale=factor * facts(p)["scale"])  # noqa: E731  # as short as its name
+        def change(p: Problem) -> Problem:
+            return but(p, scale=factor * facts(p)["scale"])
+
         return reading("another scale", "S1" if problem.scale is None else "S2", words, change, scale=factor * expected)
 
     def capped(factor: float) -> Hypothesis:
         def words(p: Problem) -> str:
             return f"the soft cap acts as {factor * facts(p)['softcap']:.6g} instead of {facts(p)['softcap']:.6g}"
 
-        change = lambda p: but(p, softcap=None if p.softcap is None else factor * p.softcap)  # noqa: E731
+        def change(p: Problem) -> Problem:
+            return but(p, softcap=None if p.softcap is None else factor * p.softcap)
+
         return reading("another soft cap", "S3", words, change, softcap=factor * facts(problem)["softcap"])
 
     def cap_alone(value: float) -> Hypothesis:

@@ -43,7 +43,7 @@ class Provenance:
         self._known = set(sys.modules)
         plain_import, plain_module = builtins.__import__, importlib.import_module
 
-        def looking_import(name: str, globals: Any = None, *rest: Any, **more: Any) -> Any:  # noqa: A002
+        def looking_import(name: str, globals: Any = None, *rest: Any, **more: Any) -> Any:  # noqa: A002  # the name that __import__ has
             self._imported(name, (globals or {}).get("__name__"))
             return plain_import(name, globals, *rest, **more)
 
