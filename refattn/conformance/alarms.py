@@ -24,7 +24,6 @@ from refattn.conformance.departures import excused
 from refattn.conformance.drawn import drawn_problem
 from refattn.conformance.judge import Judgement, judge
 from refattn.conformance.targets import find_target
-from refattn.conformance.targets.rank4 import Rank4Target
 from refattn.dtypes import COMPUTED
 
 Problems = Iterable[tuple[int, Problem]]
@@ -67,9 +66,10 @@ def judge_all(target: Any, dtype: str, problems: Problems) -> Tally:
 
 def fitted(problem: Problem, target: Any) -> Problem:
     """The problem with rank and widths that the target can express, its data cut or repeated."""
-    if not isinstance(target, Rank4Target):
+    step = getattr(target, "width_step", None)  # of targets that take rank 4 alone
+    if step is None:
         return problem
-    width = -(-problem.q.shape[-1] // target.width_step) * target.width_step
+    width = -(-problem.q.shape[-1] // step) * step
     widths = {"q": width, "k": width, "v": problem.v.shape[-1] if target.own_value_width else width}
     return replace(problem, **{name: _shaped(getattr(problem, name), size) for name, size in widths.items()})
 
