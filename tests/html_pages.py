@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from refattn.conformance.runner import VERDICTS, Record, Report
+from refattn.conformance.records import VERDICTS, Record, Report
 
 VOID = {"meta", "link", "br", "img"}
 HOSTILE = "<script>alert(1)</script> & \"'> ]]> --> \x00 \x1b[31m \ud800 \u202e \ufffe é 漢"

@@ -18,8 +18,9 @@ from refattn.arrays import Array
 from refattn.conformance.captured import captured_cases
 from refattn.conformance.cases import all_cases
 from refattn.conformance.exchange.files import TensorFileError
+from refattn.conformance.records import Record
 from refattn.conformance.reports.terminal import explain, verdict_line
-from refattn.conformance.runner import Record, chosen_pairs, run_case, run_suite
+from refattn.conformance.runner import chosen_pairs, run_case, run_suite
 from refattn.conformance.targets import TargetError, find_target
 
 # In this process the error is what Ctrl-C raises; in a worker it is the target's own.

@@ -11,8 +11,8 @@ import pytest
 
 from refattn import cli
 from refattn.conformance.judge import Place
+from refattn.conformance.records import Record, Report
 from refattn.conformance.reports.terminal import verdict_line
-from refattn.conformance.runner import Record, Report
 from refattn.conformance.table import print_table
 
 

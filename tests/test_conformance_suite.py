@@ -21,8 +21,9 @@ from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases
 from refattn.conformance.judge import Result, error_over_bound, golden_of, judge
 from refattn.conformance.plain import Draw, rounded
+from refattn.conformance.records import Record
 from refattn.conformance.reports.terminal import verdict_line
-from refattn.conformance.runner import Record, chosen_pairs, run_suite
+from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets.function import FunctionTarget
 from refattn.goldens import golden
 

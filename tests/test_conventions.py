@@ -16,7 +16,8 @@ from refattn.conformance.conventions import ConventionError, convention_names, f
 from refattn.conformance.conventions.convention import ARGUMENTS, Window
 from refattn.conformance.conventions.express import Lacking, Parts, express
 from refattn.conformance.plain import positions
-from refattn.conformance.runner import BROKEN, Report, chosen_pairs, run_suite
+from refattn.conformance.records import BROKEN, Report
+from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets import TargetError, find_target
 from refattn.conformance.targets.convention import ConventionTarget
 

@@ -23,7 +23,8 @@ from refattn.conformance.isolation import process
 from refattn.conformance.isolation.channel import MalformedError, Reader, encoded
 from refattn.conformance.isolation.messages import INPUTS, KEPT, inputs_of
 from refattn.conformance.isolation.target import AVAILABLE, IsolatedTarget
-from refattn.conformance.runner import Report, run_suite
+from refattn.conformance.records import Report
+from refattn.conformance.runner import run_suite
 from refattn.conformance.targets import find_target, is_own
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="workers need POSIX")

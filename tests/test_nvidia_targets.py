@@ -10,7 +10,8 @@ import pytest
 import stand_ins
 from refattn import cli
 from refattn.conformance.cases import all_cases
-from refattn.conformance.runner import Report, chosen_pairs, run_suite
+from refattn.conformance.records import Report
+from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets.find import ON_NVIDIA
 from refattn.conformance.targets.nvidia import PLACES, nvidia_target
 

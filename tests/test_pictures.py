@@ -20,9 +20,9 @@ from refattn import cli, masks
 from refattn.arrays import Array
 from refattn.conformance.case import Problem
 from refattn.conformance.judge import Result, golden_of
+from refattn.conformance.records import Evidence
 from refattn.conformance.reports.heatmap import Axis, Kind, heatmap, shrunk
 from refattn.conformance.reports.pictures import AROUND_ZERO, MOST, Picture, colours_for, pictures_of
-from refattn.conformance.runner import Evidence
 from refattn.testing import mask_svg, weights_svg
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -14,7 +14,8 @@ from refattn.arrays import Array
 from refattn.conformance.cases import all_cases, arrays, tiling
 from refattn.conformance.cases import biases as bias_cases
 from refattn.conformance.public_reports import REPORTS
-from refattn.conformance.runner import Record, chosen_pairs, run_suite
+from refattn.conformance.records import Record
+from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets import find_target
 from refattn.conformance.targets.function import FunctionTarget
 from refattn.partials import Partial

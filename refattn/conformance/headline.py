@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refattn.conformance.runner import CRASHED, Record, Report
+from refattn.conformance.records import CRASHED, Record, Report
 
 # A clause whose cases fail half as often as those of the worst one is as good a headline, and the plainest wins.
 NEAR = 0.5

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from refattn.conformance.records import BROKEN
 from refattn.conformance.reproductions import Reproduction, failures, read_all
-from refattn.conformance.runner import BROKEN
 from refattn.conformance.scoreboard_page import page_of
 from refattn.conformance.targets.names import NAMES
 

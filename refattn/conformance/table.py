@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from refattn.clauses import CHAPTERS, clause
-from refattn.conformance.runner import BROKEN, VERDICTS, Record, Report
+from refattn.conformance.records import BROKEN, VERDICTS, Record, Report
 
 # Two lines of each header, so that all columns fit a narrow terminal.
 HEADERS = {

@@ -21,7 +21,8 @@ from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import LARGEST
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.judge import Judgement, Result, judge
-from refattn.conformance.runner import DEFAULT_SEED, VERDICTS, Record, Report, diagnosed, problem_in_words
+from refattn.conformance.records import VERDICTS, Record, Report
+from refattn.conformance.runner import DEFAULT_SEED, diagnosed, problem_in_words
 from refattn.dtypes import COMPUTED, is_float8
 
 LAYOUTS, LSE_LAYOUTS, LSE_BASES = ("BHSD", "BSHD"), ("BHS", "BSH"), ("e", "2")

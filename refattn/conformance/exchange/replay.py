@@ -15,7 +15,7 @@ from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import write_npz
 from refattn.conformance.exchange.words import options_of
 from refattn.conformance.judge import LOW, Result, golden_of, judge
-from refattn.conformance.runner import BROKEN, Record
+from refattn.conformance.records import BROKEN, Record
 
 SCRIPT = """\
 from refattn.conformance.exchange.replay import load

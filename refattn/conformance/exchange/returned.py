@@ -34,7 +34,8 @@ from refattn.conformance.exchange.export import (
 from refattn.conformance.exchange.files import TensorFileError, read_raw, read_tensors
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.judge import judge
-from refattn.conformance.runner import VERDICTS, Record, Report, diagnosed, problem_in_words
+from refattn.conformance.records import VERDICTS, Record, Report
+from refattn.conformance.runner import diagnosed, problem_in_words
 from refattn.dtypes import COMPUTED
 
 RESULTS = ("output", "lse", "weights")

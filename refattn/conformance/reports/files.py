@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from refattn.conformance.records import Report
 from refattn.conformance.reports.junit import junit_text
 from refattn.conformance.reports.page import page_text
-from refattn.conformance.runner import Report
 
 STANDARD_OUTPUT = "-"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from refattn.conformance.records import BROKEN, Record, Report
 from refattn.conformance.reports.terminal import explain, verdict_line
 from refattn.conformance.reports.text import printable
-from refattn.conformance.runner import BROKEN, Record, Report
 
 
 def junit_text(report: Report) -> str:

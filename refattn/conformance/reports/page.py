@@ -15,10 +15,10 @@ from importlib.resources import files
 from refattn.clauses import CHAPTERS, clause
 from refattn.conformance.alignment import note_on
 from refattn.conformance.headline import most_telling
+from refattn.conformance.records import BROKEN, VERDICTS, Record, Report
 from refattn.conformance.reports.pictures import Picture, pictures_of
 from refattn.conformance.reports.terminal import unsupported_lines, verdict_line
 from refattn.conformance.reports.text import printable
-from refattn.conformance.runner import BROKEN, VERDICTS, Record, Report
 from refattn.conformance.table import by_clause
 
 STYLES = ("map.css", "page.css")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from refattn.clauses import clause
 from refattn.conformance.alignment import note_on
 from refattn.conformance.headline import is_plainest, most_telling
-from refattn.conformance.runner import BROKEN, OWN_FUNCTIONS, VERDICTS, Record, Report
+from refattn.conformance.records import BROKEN, OWN_FUNCTIONS, VERDICTS, Record, Report
 from refattn.conformance.table import print_table
 from refattn.dtypes import COMPUTED
 
