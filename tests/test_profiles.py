@@ -12,8 +12,10 @@ import pytest
 
 from refattn import cli
 from refattn.conformance.cases import all_cases
+from refattn.conformance.diagnosis import Evidence
 from refattn.conformance.faults import CONTROLS, Fault, named
 from refattn.conformance.faults.catch import cases_of, target_of
+from refattn.conformance.judge import Result, judge
 from refattn.conformance.probe import differences, probe
 from refattn.conformance.probe.schema import as_text
 from refattn.conformance.profiles import Declared, Profile, ProfileError, load, names
@@ -85,12 +87,16 @@ def test_side_effects_are_never_declared() -> None:
     ]
     problem = case.problem("float32", 20)
     result = target_of(choice, "numpy").call(problem)
-    assert declared.explains(problem, result) == ("empty row is NaN",)
-    assert declared.explains(problem, replace(result, changed=("q",))) == ()
-    assert declared.explains(problem, replace(result, repeated=False)) == ()
-    assert declared.explains(problem, replace(result, output=result.output[..., :1])) == ()
-    assert declared.explains(problem, replace(result, dtype="float64")) == ()
-    assert declared.explains(problem, replace(result, output=np.full_like(result.output, np.nan))) == ()
+
+    def explained(came: Result) -> tuple[str, ...]:
+        return declared.explains(Evidence(problem, came, judge(problem, came)))
+
+    assert explained(result) == ("empty row is NaN",)
+    assert explained(replace(result, changed=("q",))) == ()
+    assert explained(replace(result, repeated=False)) == ()
+    assert explained(replace(result, output=result.output[..., :1])) == ()
+    assert explained(replace(result, dtype="float64")) == ()
+    assert explained(replace(result, output=np.full_like(result.output, np.nan))) == ()
 
 
 def test_declared_choices_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

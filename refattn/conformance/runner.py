@@ -82,9 +82,9 @@ def run_case(
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
     judged = judge(problem, result)
-    choices = declared.explains(problem, result) if declared is not None and judged.verdict == "fail" else ()
-    about |= _evidence(problem, result) if judged.verdict == "fail" and not choices else {}
-    answer = None if choices else diagnosis.Evidence(problem, result, judged, case=case.name, clauses=case.clauses)
+    answer = diagnosis.Evidence(problem, result, judged, case=case.name, clauses=case.clauses)
+    choices = declared.explains(answer) if declared is not None and answer.failed else ()
+    about |= _evidence(problem, result) if answer.failed and not choices else {}
     return Record(
         **about,
         verdict="declared" if choices else judged.verdict,
@@ -94,8 +94,8 @@ def run_case(
         message=judged.message,
         fault=judged.fault,
         notes=tuple(notes),
-        diagnosis=diagnosis.explain(answer).as_dict() if explained and answer is not None and answer.failed else None,
-        answer=answer,
+        diagnosis=diagnosis.explain(answer).as_dict() if explained and answer.failed and not choices else None,
+        answer=None if choices else answer,
     )
 
 

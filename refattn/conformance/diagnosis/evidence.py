@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -101,8 +102,9 @@ class Evidence:
         return Ratios(output, worst(predicted.lse, self.golden.lse, self.lse_bound))
 
     def comparable(self, predicted: Result) -> bool:
-        """Whether a prediction has the form of what came."""
-        return form_of(predicted, self.problem.dtype) == self.form
+        """Whether a prediction has the form of what came; a log-sum-exp that did not come has none."""
+        asked = replace(predicted, lse=None) if self.result.lse is None else predicted
+        return form_of(asked, self.problem.dtype) == self.form
 
     def fits(self, predicted: Result) -> bool:
         """Whether a prediction explains what came, and the right answer does not."""

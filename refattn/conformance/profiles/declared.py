@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import replace
 
-from refattn.conformance.case import Problem
-from refattn.conformance.judge import Result, golden_of
+from refattn.conformance.diagnosis import Evidence
+from refattn.conformance.diagnosis.hypotheses import Hypothesis, of_fault
+from refattn.conformance.diagnosis.single import fits, wide
+from refattn.conformance.judge import LOW
 from refattn.conformance.profiles.profile import Profile
-from refattn.conformance.profiles.reproduce import Imitation
 
 
 class Declared:
     """The departures of one profile, asked about one failing result after the other."""
 
     def __init__(self, profile: Profile) -> None:
-        self.profile, self._imitations = profile, []
+        self.profile = profile
+        self._hypotheses: list[Hypothesis] = []
+        faults = [replace(fault, lse=True) for fault in profile.faults if not fault.patches]
         # Single ones, pairs, and all at once.
-        for count in sorted({1, 2, len(profile.faults)} - {0}):
-            for some in itertools.combinations(profile.faults, count):
+        for count in sorted({1, 2, len(faults)} - {0}):
+            for some in itertools.combinations(faults, count):
                 with contextlib.suppress(ValueError):  # some cannot be planted together
-                    self._imitations.append(Imitation(some))
+                    self._hypotheses.append(of_fault(*some))
 
-    def explains(self, problem: Problem, result: Result) -> tuple[str, ...]:
-        """The names of the fewest declared departures that reproduce the result as far as rounding may
-        reach; none if none do.
+    def explains(self, evidence: Evidence) -> tuple[str, ...]:
+        """The names of the fewest declared departures that reproduce the result as far as rounding may reach, or none.
 
         A call that wrote to its inputs, or gave other bits the second time, is no matter of declared numbers.
         """
+        result = evidence.result
         if result.changed or result.repeated is False or not result.library:
             return ()
-        golden = golden_of(problem)
-        fitting = (one.names for one in self._imitations if one.gives(problem, result, golden))
-        return next(fitting, ())
+        allowed = (evidence, wide(evidence)) if evidence.problem.dtype in LOW else (evidence,)
+        return next((one.names for one in self._hypotheses if any(fits(one, some) for some in allowed)), ())
