@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,34 @@ def test_failures_are_counted_by_what_they_are_about() -> None:
         ("d", "N1", ["float64"]),
         ("e", "P2", ["float32"]),
     ]
+
+
+def test_a_case_that_is_wrong_in_two_ways_has_two_rows() -> None:
+    """What a case breaks in one dtype does not stand under what it breaks in another."""
+    found = figures(record("a", "fail", message="wrong"), record("a", "fail", "float16", about="A4", message="dtype"))
+    rows = [(row["clause"], row["message"], list(row["dtypes"])) for row in found["failing"]]
+    assert rows == [("P2", "wrong", ["float32"]), ("A4", "dtype", ["float16"])]
+
+
+def test_notes_on_a_run_are_left_out() -> None:
+    """What was printed at import, and whether refattn is behind it, is no note on what was judged."""
+    notes = ["while it was imported: hello", "called by name", "built on refattn (it runs f): no second opinion"]
+    report = {"versions": {"refattn": "1", "torch": "1"}, "notes": notes, "seed": 20, "models": {}}
+    found = figures_of({**report, "counts": {"pass": 1, "fail": 0}, "records": []})
+    assert found["notes"] == ["called by name"]
+    assert (found["versions"], found["counts"]) == ({"torch": "1"}, {"pass": 1})
+
+
+def test_the_exit_code_says_whether_a_reproduction_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kept report is read instead of judging again, results of others stay, and what nothing shows gives 1."""
+    report: dict[str, Any] = {"versions": {"torch": "1"}, "notes": [], "seed": 20, "models": {}, "counts": {"pass": 1}}
+    (tmp_path / "scoreboard.json").write_text(json.dumps({"jax": figures(record("a", "pass"))}))
+    for records, code in (([record("b", "pass")], 0), ([record("b", "fail")], 1)):
+        (tmp_path / "torch.json").write_text(json.dumps({**report, "records": records}))
+        assert main(["torch", "--folder", str(tmp_path), "--reports", str(tmp_path)]) == code
+        assert set(json.loads((tmp_path / "scoreboard.json").read_text())) == {"torch", "jax"}
+        assert ("torch: no reproduction shows P2 (b)" in capsys.readouterr().out) == bool(code)
+        assert "## torch" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_departures_without_a_reproduction_are_named(tmp_path: Path) -> None:
@@ -93,8 +122,6 @@ def test_names_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_departure_on_the_page_has_its_reproduction() -> None:
     """The results that are kept name no clause without one, and the page is what they draw."""
-    import json
-
     board, found = json.loads((FOLDER / "scoreboard.json").read_bytes()), read_all(FOLDER / "reproductions")
     assert uncovered(board, found) == []
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == page_of(board, found)
