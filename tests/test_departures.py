@@ -73,6 +73,8 @@ def test_a_written_input_is_not_excused() -> None:
     assert excused("jax", problem, right(problem)) == (MEAN,)
     assert excused("jax", problem, replace(right(problem), changed=("q",))) == ()
     assert excused("jax", problem, replace(right(problem), repeated=False)) == ()
+    for effect in ({"beside": ("v",)}, {"shared": ("v",)}, {"undisturbed": False}):
+        assert excused("jax", problem, replace(right(problem), **effect)) == ()
 
 
 def test_another_dtype_or_shape_is_not_excused() -> None:

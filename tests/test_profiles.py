@@ -79,7 +79,7 @@ def test_a_fault_beside_a_declared_choice_is_a_fault() -> None:
 
 
 def test_side_effects_are_never_declared() -> None:
-    """Inputs that were written to, and other bits the second time, stay faults whatever the numbers are."""
+    """Writes, shared memory, and other bits the second time, stay faults whatever the numbers are."""
     choice = named("empty row is NaN")
     declared = Declared(profile_of(choice))
     (case,) = [case for case in all_cases() if case.name == "empty_rows.behind_a_mask"] or [
@@ -94,6 +94,9 @@ def test_side_effects_are_never_declared() -> None:
     assert explained(result) == ("empty row is NaN",)
     assert explained(replace(result, changed=("q",))) == ()
     assert explained(replace(result, repeated=False)) == ()
+    assert explained(replace(result, beside=("v",))) == ()
+    assert explained(replace(result, shared=("v",))) == ()
+    assert explained(replace(result, undisturbed=False)) == ()
     assert explained(replace(result, output=result.output[..., :1])) == ()
     assert explained(replace(result, dtype="float64")) == ()
     assert explained(replace(result, output=np.full_like(result.output, np.nan))) == ()

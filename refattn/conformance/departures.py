@@ -14,7 +14,7 @@ import numpy as np
 
 from refattn.arrays import Array
 from refattn.conformance.case import Problem
-from refattn.conformance.judge import LOW, Result, form_fault, golden_of, worst_of
+from refattn.conformance.judge import LOW, Result, form_fault, golden_of, side_effects, worst_of
 from refattn.conformance.plain import rounded
 from refattn.rounding import Model
 
@@ -53,7 +53,7 @@ def excused(target: str, problem: Problem, result: Result | None) -> tuple[str, 
 def _holds(problem: Problem, result: Result, model: Model | None) -> bool:
     """Whether a result is right under a model, "unfused" in 16 bits by default, or nothing follows from it."""
     golden = golden_of(problem, weights=result.weights is not None)
-    if form_fault(golden, result, problem.dtype) or result.changed or result.repeated is False:
+    if form_fault(golden, result, problem.dtype) or side_effects(result):
         return False
     chosen = model or Model(stored=problem.dtype in LOW)
     ratio = worst_of(golden, result, problem.dtype, chosen, problem.coherent).ratio

@@ -99,7 +99,7 @@ def judge(problem: Problem, result: Result, model: str | None = None) -> Judgeme
         return Judgement(verdict="fail", message=message, fault=label)
     first = model or "fused"
     fused = worst_of(golden, result, problem.dtype, first, problem.coherent)
-    notes = _side_effects(result)
+    notes = side_effects(result)
     if fused.ratio <= 1:
         judged = Judgement(verdict="pass", error_over_bound=fused.ratio, model=first, place=fused)
     elif problem.dtype in LOW and model is None:
@@ -256,7 +256,8 @@ def _not_judgeable(place: Place) -> Judgement:
     )
 
 
-def _side_effects(result: Result) -> tuple[str, ...]:
+def side_effects(result: Result) -> tuple[str, ...]:
+    """What a call did beside its answer, in words: writes, shared memory, other bits the second time."""
     found = [f"the call wrote to {name}" for name in result.changed]
     found += [f"the call wrote outside of {name}, before its first or after its last element" for name in result.beside]
     found += [f"the output shares memory with {name}" for name in result.shared]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from refattn.conformance.diagnosis import Evidence
 from refattn.conformance.diagnosis.hypotheses import Hypothesis, of_fault
 from refattn.conformance.diagnosis.single import fits, wide
-from refattn.conformance.judge import LOW
+from refattn.conformance.judge import LOW, side_effects
 from refattn.conformance.profiles.profile import Profile
 
 
@@ -29,10 +29,10 @@ class Declared:
     def explains(self, evidence: Evidence) -> tuple[str, ...]:
         """The names of the fewest declared departures that reproduce the result as far as rounding may reach, or none.
 
-        A call that wrote to its inputs, or gave other bits the second time, is no matter of declared numbers.
+        A call with side effects, or that gave other bits the second time, is no matter of declared numbers.
         """
         result = evidence.result
-        if result.changed or result.repeated is False or not result.library:
+        if side_effects(result) or not result.library:
             return ()
         allowed = (evidence, wide(evidence)) if evidence.problem.dtype in LOW else (evidence,)
         return next((one.names for one in self._hypotheses if any(fits(one, some) for some in allowed)), ())
