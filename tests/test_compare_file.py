@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 import refattn
 from refattn import cli
 from refattn.arrays import Array
+from refattn.conformance.case import Problem
 from refattn.conformance.exchange.bits import Tensor, tensor_of
+from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import rounded
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -128,6 +130,19 @@ def test_layouts_and_bases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert compare(flat) == 0
     assert compare(flat, "--layout", "BSHD") == 2
     assert "lacks the axes of tokens and heads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "lse", "code"), [(0.0, 0.0, 0), (0.0, 1.8, 0), (0.0, 2.2, 1), (1.5, 0.0, 1), (1.5, 1.8, 1)]
+)
+def test_base_2_widens_the_bound_of_the_log_sum_exp_alone(output: float, lse: float, code: int, tmp_path: Path) -> None:
+    """A log-sum-exp in base 2 may be twice its bound off, which excuses no output that is beyond its own."""
+    tensors = call()
+    q, k, v = (tensors[name].astype(np.float64) for name in "qkv")
+    golden = golden_of(Problem(q=q, k=k, v=v, dtype="float32"))
+    tensors["output"] = (golden.output + output * golden.bound("float32", "fused")).astype(np.float32)
+    tensors["lse"] = (golden.lse + lse * golden.lse_bound("float32", "fused")) / np.log(2)
+    assert compare(saved(tmp_path / "dump.npz", tensors), "--lse-base", "2") == code
 
 
 @pytest.mark.parametrize(

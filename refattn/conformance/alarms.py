@@ -89,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file for the figures; those of other targets stay")
     parser.add_argument("--page", type=Path, help="file for the page in Markdown, of all figures in the JSON file")
     chosen = parser.parse_args(arguments)
+    if chosen.page and not chosen.json:
+        parser.error("--page draws what --json keeps, so name a file for that too")
     seed = secrets.randbelow(10**9) if chosen.seed is None else chosen.seed
     figures = {name: figures_of(name, range(seed, seed + chosen.problems)) for name in chosen.targets}
     if chosen.json:

@@ -107,7 +107,7 @@ def express(convention: Convention, parts: Parts) -> dict[str, Any]:
     """
     problem, options, bias = parts.problem, dict(convention.fixed), parts.bias
     if problem.slopes is not None and convention.alibi and _aligned(convention, parts, parts.k_len):
-        options[convention.alibi.name] = problem.slopes.astype(np.float32)
+        options |= {convention.alibi.name: problem.slopes.astype(np.float32), **_starts(convention, parts)}
         bias = None
     elif bias is not None and convention.bias is None:
         raise Lacking(convention.name, "bias")

@@ -91,7 +91,7 @@ def _judged(group: Group, reading: Reading) -> Record:
         result = replace(result, lse=result.lse * math.log(2))
     judged = judge(problem, result, reading.model)
     if reading.lse_base == "2":
-        judged = _tolerating_base_2(judged, reading.model)
+        judged = _tolerating_base_2(problem, result, judged, reading.model)
     return Record(
         case=group.name or group.path.stem,
         clauses=CLAUSES_OF_ANY_INPUT,
@@ -109,9 +109,12 @@ def _judged(group: Group, reading: Reading) -> Record:
     )
 
 
-def _tolerating_base_2(judged: Judgement, model: str | None) -> Judgement:
+def _tolerating_base_2(problem: Problem, result: Result, judged: Judgement, model: str | None) -> Judgement:
+    """The verdict with a wider bound for the log-sum-exp, and for nothing beside it."""
     place = judged.place
     if judged.verdict != "fail" or place is None or place.what != "log-sum-exp" or not place.ratio <= BASE_2:
+        return judged
+    if judge(problem, replace(result, lse=None), model).verdict == "fail":
         return judged
     return Judgement(verdict="pass", error_over_bound=place.ratio / BASE_2, model=model or "fused", place=place)
 

@@ -54,7 +54,7 @@ def load(name: str) -> Profile:
     """The profile of that name, or in that file if it ends in .json. Raises ProfileError."""
     if not name.endswith(".json") and name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
-        guess = f", did you mean {near[0]}?" if near else ""
+        guess = f", did you mean {near[0]}?" if near else "."
         raise ProfileError(f"no profile {name!r}{guess} There are {', '.join(names())}, and files that end in .json")
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     try:

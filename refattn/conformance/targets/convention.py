@@ -22,6 +22,11 @@ from refattn.conformance.conventions.read import ConventionError, find_conventio
 from refattn.conformance.targets.base import Answer, ArrayTarget, Observed, TargetError, library_backend
 from refattn.conformance.targets.function import load_function
 
+OPTIONS = (
+    *("causal", "mask", "bias", "window", "lengths", "alibi"),
+    *("scale", "softcap", "sinks", "q_start", "k_start"),
+)
+
 
 def by_convention(name: str, convention: str, library: str | None = None) -> ConventionTarget:
     """The target for a user's function that speaks a convention, which is named or in a file. Raises TargetError."""
@@ -278,7 +283,7 @@ def _narrowed(convention: Convention, function: Callable[..., Any], name: str) -
     lacks: list[str] = []
     tables: dict[str, Any] = {}
     names: dict[str, Any] = {}
-    for option in ("causal", "mask", "bias", "window", "lengths", "alibi", "scale", "softcap", "sinks", "q_start"):
+    for option in OPTIONS:
         absent = [
             one for one in convention.parameters(option) if one not in known and option not in convention.positional
         ]
