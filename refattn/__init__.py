@@ -7,6 +7,7 @@ from .cached import attend
 from .clauses import CHAPTERS, CLAUSES, Clause, clause
 from .contiguous import KVCache
 from .goldens import Golden, golden
+from .gradients import Gradients, attention_vjp
 from .heads import kv_head_of, merge_heads, pool_kv_heads, split_heads
 from .layer import AttentionWeights, LayerResult, multi_head_attention
 from .paged import PagedKVCache
@@ -24,6 +25,7 @@ __all__ = [
     "AttentionWeights",
     "Clause",
     "Golden",
+    "Gradients",
     "KVCache",
     "LayerResult",
     "PagedKVCache",
@@ -34,6 +36,7 @@ __all__ = [
     "attend",
     "attention",
     "attention_stages",
+    "attention_vjp",
     "attention_with_lse",
     "backends",
     "biases",

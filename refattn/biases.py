@@ -85,11 +85,15 @@ class Relative(Bias):
     def check(self, scores_shape: Shape) -> None:
         _check_head_count(self.table.shape[0], "relative(table)", scores_shape, "B3")
 
+    def columns(self, frame: Frame) -> Array:
+        """The column of the table that each pair reads, (batch..., 1?, R, K)."""
+        reach = self.table.shape[1] // 2
+        return frame.xp.clip(frame.keys_from_rows - frame.rows, -reach, reach) + reach
+
     def evaluate(self, frame: Frame, dtype: Any) -> Array:
         xp = frame.xp
         table = xp.astype(frame.array(self.table, "relative(table)"), dtype, copy=False)
-        reach = table.shape[1] // 2
-        index = xp.clip(frame.keys_from_rows - frame.rows, -reach, reach) + reach  # (batch..., 1?, R, K)
+        index = self.columns(frame)
         picked = xp.take(table, xp.reshape(index, (-1,)), axis=1)  # (H, all pairs)
         batch = tuple(index.shape[:-3])
         picked = xp.reshape(picked, (table.shape[0], *batch, *index.shape[-2:]))

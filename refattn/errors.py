@@ -204,6 +204,15 @@ class PartialError(RefattnError, ValueError, TypeError):
     clause = "T3"
 
 
+# D: derivatives
+
+
+class GradientError(RefattnError, ValueError, TypeError):
+    """The gradient of the output does not have the output's shape, or is not floating."""
+
+    clause = "A1"
+
+
 # C: cost
 
 

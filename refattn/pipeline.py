@@ -295,7 +295,10 @@ def without_pairs(call: Call) -> tuple[Array, Array]:
     if call.sinks is not None:
         sinks = call.sinks[..., 0]  # (H, 1)
         lse = xp.maximum(lse, xp.where(sinks == float("inf"), float("nan"), sinks))
-    output = xp.zeros((*shape, call.v.shape[-1]), dtype=call.compute, device=call.device)
+    if call.library.name == "dask":  # which cannot reshape axes of size zero, and does not differentiate
+        output = xp.zeros((*shape, call.v.shape[-1]), dtype=call.compute, device=call.device)
+    else:  # products over no pair, so that autograd finds the way from the zeros to each argument
+        output = weighted_sum(call, raw_scores(call, call.k, None), call.v)
     return xp.where(xp.isnan(lse)[..., None], float("nan"), output), lse
 
 

@@ -1,0 +1,32 @@
+"""The gradients that a library's own differentiation takes of a function: torch's autograd and jax.vjp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from refattn.arrays import Array
+
+# Libraries that differentiate.
+LIBRARIES = ("torch", "jax")
+
+
+def differentiated(
+    library: str, function: Callable[[dict[str, Array]], Array], arrays: dict[str, Array], gradient: Array
+) -> tuple[Array, dict[str, Array | None]]:
+    """function(arrays), and the gradients of sum(gradient * function(arrays)) by each of the arrays, by name.
+
+    None stands for an array that the result does not depend on.
+    """
+    if library == "jax":
+        import jax
+
+        output, pull = jax.vjp(function, arrays)
+        return output, pull(gradient)[0]
+    import torch
+
+    leaves = {name: x.detach().requires_grad_() for name, x in arrays.items()}
+    with torch.enable_grad():
+        output = function(leaves)
+        found: Any = torch.autograd.grad(output, list(leaves.values()), gradient, allow_unused=True)
+    return output.detach(), dict(zip(leaves, found))

@@ -1,0 +1,224 @@
+"""Derivatives of attention in closed form: the pipeline of `refattn.pipeline` once more, and back.
+
+With P the weights, S the scaled scores, X the logits and G the gradient of the output,
+
+    dP = G v^T        dX = P (dP - rowsum(P dP))        dS = dX cap'(S)
+    dq = scale dS k   dk = scale dS^T q                 dv = P^T G
+
+summed over whatever was broadcast. Weights are recomputed in at least float32, and each gradient is rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .arguments import Call, check_call
+from .arrays import Array, Shape, describe, is_one_of, quiet, same_device, same_library
+from .biases import Bias, Plain, Relative
+from .dtypes import is_float
+from .errors import GradientError, PathError
+from .heads import stack_groups, unstack_groups
+from .pipeline import run_stages, weighted_sum, zero_filled
+
+
+class Gradients(NamedTuple):
+    """The gradients of one call, each with the shape and dtype of its argument; float8 gives float32.
+
+    bias is None without one and for ALiBi, the gradient of the table for `relative`, and a tuple with an entry per
+    term for a sum. sinks is None without sinks.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    bias: Any
+    sinks: Array | None
+
+
+def attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    grad_output: Array,
+    *,
+    causal: bool = False,
+    mask: Any = None,
+    bias: Any = None,
+    scale: Any = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    q_start: Any = None,
+    k_start: Any = 0,
+    path: str = "dense",
+) -> Gradients:
+    """The gradients of sum(grad_output * attention(...)) by q, k, v, the bias and the sinks
+
+    grad_output is a floating array of the output's shape, (..., H, Lq, d_v); everything else is as in `attention`.
+    Axes that were broadcast are summed over, and so are the query heads of a group. Rows that see no key and
+    pairs that are invisible get exact zeros and add none, whatever they hold, grad_output included. A row whose
+    visible data are not finite makes gradients NaN, of its own query and of the keys that it sees.
+    Raises what `attention` raises, and GradientError for such a grad_output.
+    """
+    if not is_one_of(path, ("dense",)):
+        raise PathError("path", "'dense', which alone has derivatives", describe(path))
+    call = check_call(
+        q,
+        k,
+        v,
+        causal=causal,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        q_start=q_start,
+        k_start=k_start,
+    )
+    gradient = check_gradient(call, grad_output)
+    with quiet(call.library):
+        wide = _backward(call, gradient)
+    xp = call.library.xp
+    dtypes = {"q": call.result, "k": call.result, "v": call.result}
+    shapes = {name: tuple(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
+    if sinks is not None:
+        dtypes["sinks"], shapes["sinks"] = sinks.dtype, tuple(sinks.shape)
+    arrays = {name: xp.reshape(xp.astype(wide[name], dtypes[name], copy=False), shapes[name]) for name in dtypes}
+    terms = () if call.bias is None else tuple(_as_given(xp, *pair) for pair in zip(call.bias.terms(), wide["bias"]))
+    return Gradients(**{"sinks": None, **arrays}, bias=terms if len(terms) > 1 else next(iter(terms), None))
+
+
+def check_gradient(call: Call, gradient: Any) -> Array:
+    """grad_output with a head axis, in the compute dtype. Raises GradientError."""
+    same_library(call.library, gradient, "grad_output")
+    same_device(call.library, call.device, gradient, "grad_output")
+    shape: Shape = (*call.scores_shape[call.one_head : -1], call.v.shape[-1])
+    if not is_float(gradient.dtype) or tuple(gradient.shape) != shape:
+        raise GradientError("grad_output", f"a floating array of the output's shape {shape}", describe(gradient))
+    gradient = call.library.xp.astype(gradient, call.compute, copy=False)
+    return gradient[None, ...] if call.one_head else gradient
+
+
+def _backward(call: Call, gradient: Array) -> dict[str, Any]:
+    """All gradients in the compute dtype, q, k and v with their own batch axes; bias is a list, one per term."""
+    xp = call.library.xp
+    if 0 in call.scores_shape:
+        return _nothing(call)
+    seen: dict[str, Array] = {}
+
+    def remember(name: str, value: Array) -> Array:
+        seen[name] = value
+        return value
+
+    _, lse = run_stages(call, remember)
+    visible = seen["visible"]
+    weights = _selected(call, seen["weights"], visible)  # (..., H, Lq, Lk)
+    (k, _), (v, _) = zero_filled(call, call.k), zero_filled(call, call.v)
+    q, _ = zero_filled(call, call.q)  # what a broken query breaks is in the weights of its row already (M21)
+    gradient, broken = zero_filled(call, gradient)
+
+    product = _selected(call, _row_products(call, gradient, v), visible)
+    if broken is not None:
+        lost = ~xp.all(xp.isfinite(broken), axis=-1, keepdims=True)  # (..., H, Lq, 1)
+        product = _selected(call, xp.where(lost, float("nan"), product), visible)
+    of_row = xp.sum(weights * product, axis=-1, keepdims=True)  # (..., H, Lq, 1)
+    logits = _selected(call, weights * (product - of_row), visible)
+    scores = logits
+    if call.softcap is not None:
+        share = seen["capped"] / call.softcap  # the tanh
+        scores = _selected(call, logits * (1.0 - share) * (1.0 + share), visible)
+    scores = scores * call.scale
+
+    found: dict[str, Any] = {
+        "q": weighted_sum(call, scores, k),
+        "k": _over_queries(call, scores, q),
+        "v": _over_queries(call, weights, gradient),
+    }
+    if broken is not None:
+        pairs = _selected(call, xp.ones_like(weights), visible)
+        met = _over_queries(call, pairs, xp.astype(~xp.isfinite(broken), call.compute)) > 0.0
+        found["v"] = xp.where(met, float("nan"), found["v"])
+    for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
+        found[name] = summed_to(xp, found[name], tuple(x.shape))
+    found["bias"] = [_of_term(call, term, logits) for term in (() if call.bias is None else call.bias.terms())]
+    if call.sinks is not None:
+        found["sinks"] = _of_sinks(call, lse[..., None], of_row)
+    return found
+
+
+def _selected(call: Call, x: Array, visible: Array | None) -> Array:
+    """x, and 0 at invisible pairs: selected, since 0 times NaN is NaN"""
+    return x if visible is None else call.library.xp.where(visible, x, 0.0)
+
+
+def _row_products(call: Call, gradient: Array, v: Array) -> Array:
+    """The gradient of each weight: gradient . v, (..., H, Lq, Lk)."""
+    xp = call.library.xp
+    if not v.shape[-1]:
+        return xp.zeros(call.scores_shape, dtype=call.compute, device=call.device)  # A6
+    rows = stack_groups(xp, gradient, call.group)
+    return unstack_groups(xp, xp.matmul(rows, xp.matrix_transpose(v)), call.group)
+
+
+def _over_queries(call: Call, pairs: Array, x: Array) -> Array:
+    """Sums over all queries that read a key/value head: pairs^T x, (..., Hkv, Lk, width)"""
+    xp = call.library.xp
+    if not x.shape[-1]:
+        shape = (*call.scores_shape[:-3], call.scores_shape[-3] // call.group, call.scores_shape[-1], 0)
+        return xp.zeros(shape, dtype=call.compute, device=call.device)  # A6
+    pairs = xp.matrix_transpose(stack_groups(xp, pairs, call.group))  # (..., Hkv, Lk, G * Lq)
+    return xp.matmul(pairs, stack_groups(xp, x, call.group))
+
+
+def _of_sinks(call: Call, lse: Array, of_row: Array) -> Array:
+    """(H, 1, 1): a sink takes its share of the row's weight, and has no value"""
+    xp = call.library.xp
+    nothing = lse == -float("inf")  # where the sink is -inf too
+    share = xp.exp(call.sinks - xp.where(nothing, 0.0, lse))  # (..., H, Lq, 1)
+    return summed_to(xp, -share * of_row, tuple(call.sinks.shape))
+
+
+def _of_term(call: Call, term: Bias, logits: Array) -> Array | None:
+    """The gradient of one term of the bias; None where it holds no array"""
+    xp = call.library.xp
+    if isinstance(term, Plain):
+        return summed_to(xp, logits, tuple(term.array.shape))
+    return _of_table(call, term, logits) if isinstance(term, Relative) else None
+
+
+def _of_table(call: Call, term: Relative, logits: Array) -> Array:
+    """(H, 2R + 1): each entry's pairs are those at its distance."""
+    xp, heads, columns = call.library.xp, call.scores_shape[-3], []
+    read = term.columns(call.frame())
+    for entry in range(term.table.shape[1]):
+        at_entry = xp.where(read == entry, logits, 0.0)
+        columns.append(xp.reshape(summed_to(xp, at_entry, (heads, 1, 1)), (heads, 1)))
+    return xp.concat(columns, axis=1)
+
+
+def summed_to(xp: Any, x: Array, shape: Shape) -> Array:
+    """x summed over the axes that broadcasting from `shape` to its own shape repeated"""
+    extra = x.ndim - len(shape)
+    axes = tuple(a for a in range(x.ndim) if a < extra or (shape[a - extra] == 1 and x.shape[a] != 1))
+    return xp.reshape(xp.sum(x, axis=axes, keepdims=True) if axes else x, shape)
+
+
+def _nothing(call: Call) -> dict[str, Any]:
+    """Zeros: there are no pairs."""
+    xp = call.library.xp
+
+    def zeros(x: Array) -> Array:
+        return xp.zeros(tuple(x.shape), dtype=call.compute, device=call.device)
+
+    found: dict[str, Any] = {name: zeros(x) for name, x in (("q", call.q), ("k", call.k), ("v", call.v))}
+    terms = () if call.bias is None else call.bias.terms()
+    found["bias"] = [next((zeros(x) for x in term.arrays().values()), None) for term in terms]
+    if call.sinks is not None:
+        found["sinks"] = zeros(call.sinks)
+    return found
+
+
+def _as_given(xp: Any, term: Bias, gradient: Array | None) -> Array | None:
+    """The gradient of one term in the dtype of its array."""
+    for x in term.arrays().values():
+        return xp.astype(gradient, x.dtype, copy=False)
+    return None
