@@ -86,12 +86,11 @@ class Sums(NamedTuple):
     incoming: Array  # (..., R, d_v) raised times the error that came in with v
 
 
-def logit_error(rows: Rows, block: Block, model: Rounding) -> Array:
-    """The largest error of each visible logit, (R, K)."""
+def score_error(rows: Rows, block: Block, model: Rounding) -> Array:
+    """The largest error of each scaled score, (R, K)."""
     import numpy as np
 
     u, s = model.arithmetic, model.storage if model.stored else 0.0
-    lost = 2 * model.least if model.stored else 0.0  # by each number that is stored, beyond its unit roundoff
     q, k = np.abs(block.q), np.abs(block.k)
     error = q @ k.T
     error *= abs(rows.scale)
@@ -103,8 +102,15 @@ def logit_error(rows: Rows, block: Block, model: Rounding) -> Array:
     if model.least_input or model.least_term:
         small = model.least_input * (np.sum(q, axis=-1)[:, None] + np.sum(k, axis=-1) + rows.d_k * model.least_input)
         error = error + abs(rows.scale) * finite(small + rows.d_k * model.least_term)
-    if s:
-        error = error + 2 * s * np.abs(finite(block.scaled)) + lost
+    return error + 2 * s * np.abs(finite(block.scaled)) + _lost_stored(model) if s else error
+
+
+def logit_error(rows: Rows, block: Block, model: Rounding) -> Array:
+    """The largest error of each visible logit, (R, K)."""
+    import numpy as np
+
+    u, s, lost = model.arithmetic, model.storage if model.stored else 0.0, _lost_stored(model)
+    error = score_error(rows, block, model)
     if rows.softcap is not None:
         capped = finite(block.capped)
         # The slope of the cap anywhere within the error: its own slope is at most 1 / softcap.
@@ -118,6 +124,11 @@ def logit_error(rows: Rows, block: Block, model: Rounding) -> Array:
     below *= 2 * u
     error += np.abs(below, out=below)
     return np.fmin(error, LARGEST_ERROR, out=error)
+
+
+def _lost_stored(model: Rounding) -> float:
+    """What a number loses beyond its unit roundoff, where it is stored in the storage type."""
+    return 2 * model.least if model.stored else 0.0
 
 
 def perturbation(rows: Rows, block: Block, model: Rounding) -> Perturbation:
@@ -233,12 +244,17 @@ def _sink(rows: Rows, model: Rounding) -> tuple[Array, Array]:
     """How much the weight of the sink can grow and shrink by, (..., R) each; 0 where there is none."""
     import numpy as np
 
-    sink = finite(rows.sink)
-    u = model.arithmetic + (model.storage if model.stored else 0.0)
-    error = u * np.abs(sink) + 2 * model.arithmetic * np.abs(sink - _peak(rows))
-    error = np.minimum(error, LARGEST_ERROR)
+    error = np.minimum(sink_error(rows, model), LARGEST_ERROR)
     weight = np.exp(rows.sink - rows.level) / rows.total
     return weight * np.expm1(error), weight * -np.expm1(-error)
+
+
+def sink_error(rows: Rows, model: Rounding) -> Array:
+    """The largest error of each sink as a logit, (..., R)."""
+    import numpy as np
+
+    sink, u = finite(rows.sink), model.arithmetic + (model.storage if model.stored else 0.0)
+    return u * np.abs(sink) + 2 * model.arithmetic * np.abs(sink - _peak(rows))
 
 
 def _lost(rows: Rows, lost: Array, model: Rounding) -> Array:

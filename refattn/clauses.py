@@ -18,6 +18,7 @@ CHAPTERS: dict[str, str] = {
     "L": "The layer",
     "K": "Caches",
     "T": "Tiling",
+    "D": "Derivatives",
     "N": "Numbers",
     "C": "Cost",
     "X": "What weights do not show",
@@ -488,6 +489,69 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Memory",
         "Tiled attention needs O(L d) memory beyond its arguments, never an Lq x Lk array, not even a mask.",
+    ),
+    Clause(
+        "D1",
+        "MUST",
+        "Gradients",
+        "For a gradient G of the output, the gradients of a call are the derivatives of sum(G * output) by q, k, v, an "
+        "array bias or a table, and the sinks, each with the shape and dtype of its argument.",
+        "Float8 storage has gradients in float32. The scale has none.",
+    ),
+    Clause(
+        "D2",
+        "MUST",
+        "Sums over what is shared",
+        "A gradient sums over whatever its argument served: the query heads of a group, batch entries, and the axes "
+        "along which a bias was broadcast.",
+    ),
+    Clause(
+        "D3",
+        "MUST",
+        "Gradients of an empty row",
+        "A row that sees no key adds exactly 0 to every gradient, whatever its query holds.",
+    ),
+    Clause(
+        "D4",
+        "MUST",
+        "Gradients of an invisible pair",
+        "An invisible pair adds exactly 0 to every gradient, whatever its key, value and bias hold.",
+    ),
+    Clause(
+        "D5",
+        "MUST",
+        "Slope of the soft cap",
+        "Gradients pass the soft cap by its slope, 1 - tanh(x / c)^2 at the scaled score x.",
+    ),
+    Clause(
+        "D6",
+        "MUST",
+        "Gradient of a sink",
+        "The gradient of a sink is minus the sum, over the rows of its head, of the sink's share of the weight times "
+        "the product of G and the output.",
+    ),
+    Clause(
+        "D7",
+        "MUST",
+        "Gradient of a bias",
+        "The gradient of a bias is that of the logits, 0 where the bias is -inf, and in a table the sum over the pairs "
+        "that read an entry; ALiBi has none, and a sum of biases one for each of its terms.",
+    ),
+    Clause(
+        "D8",
+        "MUST",
+        "Precision of gradients",
+        "Gradients are computed in at least float32, and float64 in float64, each is rounded once, at the end, and "
+        "keeps its derived bound.",
+        "Fused kernels store weights and their gradients in q's dtype for the last products, and take the row's sum "
+        "from the output as it was stored: the bound allows both.",
+    ),
+    Clause(
+        "D9",
+        "MUST",
+        "Differentiation by the library",
+        "Where the array library differentiates, the gradients that it takes of the core are the same, empty rows and "
+        "invisible data that are not finite included.",
     ),
     Clause(
         "N1",

@@ -210,7 +210,7 @@ class PartialError(RefattnError, ValueError, TypeError):
 class GradientError(RefattnError, ValueError, TypeError):
     """The gradient of the output does not have the output's shape, or is not floating."""
 
-    clause = "A1"
+    clause = "D1"
 
 
 # C: cost

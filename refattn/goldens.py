@@ -175,13 +175,13 @@ class Golden:
         chosen, wide = rounding_model(dtype, model, coherent), (self._d_v,)
         sums = bounds.Sums(*self._sums(bounds.output_sums, [(), (), wide, wide, wide, wide], chosen))
         self._weight_sums[chosen] = sums.grown, sums.lost
-        return self._finish(bounds.output_bound(self._results(...), sums, chosen))
+        return self._finish(bounds.output_bound(self.results(...), sums, chosen))
 
     def lse_bound(self, dtype: str, model: str | Model = "fused", coherent: bool = False) -> Array:
         """The same for the log-sum-exp."""
         chosen = rounding_model(dtype, model, coherent)
         grown, lost = self._sums_of_weights(chosen)
-        return self._finish(bounds.lse_bound(self._results(...), grown, lost, chosen))
+        return self._finish(bounds.lse_bound(self.results(...), grown, lost, chosen))
 
     def weights_bound(self, dtype: str, model: str | Model = "fused", coherent: bool = False) -> Array:
         """The same for the weights."""
@@ -190,9 +190,9 @@ class Golden:
         chosen = rounding_model(dtype, model, coherent)
         grown, lost = self._sums_of_weights(chosen)
         bound = np.zeros((*self._lead, self.k_len))
-        for at, keys, block in self._blocks():
-            bound[(*at, keys)] = bounds.weights_bound(self._results(at), block, grown[at], lost[at], chosen)
-        bound[~bounds.judgeable(self._results(...), grown, chosen)] = np.inf
+        for at, keys, block in self.blocks():
+            bound[(*at, keys)] = bounds.weights_bound(self.results(at), block, grown[at], lost[at], chosen)
+        bound[~bounds.judgeable(self.results(...), grown, chosen)] = np.inf
         return self._finish(bound)
 
     def _sum_up(self, weights: bool) -> None:
@@ -208,7 +208,7 @@ class Golden:
         total.add(..., 0.0, np.exp(self._sinks - self._level))
         up, down = (np.zeros((*lead, self._d_v), dtype=bool) for _ in range(2))
         kept = np.full((*lead, self.k_len), -np.inf) if weights else None
-        for at, keys, block in self._blocks():
+        for at, keys, block in self.blocks():
             v = bounds.finite(block.v)
             with np.errstate(over="ignore", invalid="ignore"):
                 top, level = np.max(block.logits, axis=-1), self._level[at]
@@ -247,6 +247,21 @@ class Golden:
             kept /= self._total[..., None]
             self.weights = self._trim(kept)
 
+    @property
+    def is_nan(self) -> Array:
+        """Which rows are NaN, (..., H, R)."""
+        return self._nan
+
+    def visible_pairs(self) -> Array:
+        """Boolean, (..., H, R, Lk), whether or not a row is NaN."""
+        import numpy as np
+
+        keys = slice(0, self.k_len)
+        visible = self._visible(self._rows, keys)
+        if self._bias is not None:
+            visible = visible & ~np.isneginf(self._bias(self._rows, keys))
+        return np.broadcast_to(visible, (*self._lead, self.k_len))
+
     def _trim(self, x: Array) -> Array:
         return x[0] if self._single else x
 
@@ -254,7 +269,7 @@ class Golden:
         bound[self._nan] = 0.0
         return self._trim(bound)
 
-    def _results(self, at: Any) -> bounds.Rows:
+    def results(self, at: Any) -> bounds.Rows:
         """What the bounds read of the rows at an index."""
         return bounds.Rows(
             k_len=self.k_len,
@@ -282,13 +297,13 @@ class Golden:
         import numpy as np
 
         sums = [np.zeros((*self._lead, *tail)) for tail in tails]
-        for at, _, block in self._blocks():
+        for at, _, block in self.blocks():
             with np.errstate(over="ignore", invalid="ignore"):
-                for whole, x in zip(sums, part(self._results(at), block, model)):
+                for whole, x in zip(sums, part(self.results(at), block, model)):
                     whole[at] += x
         return sums
 
-    def _blocks(self) -> Iterator[tuple[tuple[Any, ...], slice, bounds.Block]]:
+    def blocks(self) -> Iterator[tuple[tuple[Any, ...], slice, bounds.Block]]:
         """Of each block: its rows that see one of its keys and are not NaN, as an index; its keys; exact values."""
         import numpy as np
 

@@ -51,13 +51,13 @@ def attention_vjp(
     k_start: Any = 0,
     path: str = "dense",
 ) -> Gradients:
-    """The gradients of sum(grad_output * attention(...)) by q, k, v, the bias and the sinks
+    """The gradients of sum(grad_output * attention(...)) by q, k, v, the bias and the sinks  # D1
 
     grad_output is a floating array of the output's shape, (..., H, Lq, d_v); everything else is as in `attention`.
-    Axes that were broadcast are summed over, and so are the query heads of a group. Rows that see no key and
-    pairs that are invisible get exact zeros and add none, whatever they hold, grad_output included. A row whose
+    Axes that were broadcast are summed over, and so are the query heads of a group (D2). Rows that see no key (D3) and
+    pairs that are invisible (D4) get exact zeros and add none, whatever they hold, grad_output included. A row whose
     visible data are not finite makes gradients NaN, of its own query and of the keys that it sees.
-    Raises what `attention` raises, and GradientError for such a grad_output.
+    Raises what `attention` raises, and GradientError (D1) for such a grad_output.
     """
     if not is_one_of(path, ("dense",)):
         raise PathError("path", "'dense', which alone has derivatives", describe(path))
@@ -78,7 +78,7 @@ def attention_vjp(
     with quiet(call.library):
         wide = _backward(call, gradient)
     xp = call.library.xp
-    dtypes = {"q": call.result, "k": call.result, "v": call.result}
+    dtypes = {"q": call.result, "k": call.result, "v": call.result}  # D8: rounded here, and nowhere before
     shapes = {name: tuple(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
     if sinks is not None:
         dtypes["sinks"], shapes["sinks"] = sinks.dtype, tuple(sinks.shape)
@@ -88,7 +88,7 @@ def attention_vjp(
 
 
 def check_gradient(call: Call, gradient: Any) -> Array:
-    """grad_output with a head axis, in the compute dtype. Raises GradientError."""
+    """grad_output with a head axis, in the compute dtype. Raises GradientError (D1)."""
     same_library(call.library, gradient, "grad_output")
     same_device(call.library, call.device, gradient, "grad_output")
     shape: Shape = (*call.scores_shape[call.one_head : -1], call.v.shape[-1])
@@ -111,7 +111,7 @@ def _backward(call: Call, gradient: Array) -> dict[str, Any]:
 
     _, lse = run_stages(call, remember)
     visible = seen["visible"]
-    weights = _selected(call, seen["weights"], visible)  # (..., H, Lq, Lk)
+    weights = _selected(call, seen["weights"], visible)  # (..., H, Lq, Lk)  D4
     (k, _), (v, _) = zero_filled(call, call.k), zero_filled(call, call.v)
     q, _ = zero_filled(call, call.q)  # what a broken query breaks is in the weights of its row already (M21)
     gradient, broken = zero_filled(call, gradient)
@@ -120,12 +120,12 @@ def _backward(call: Call, gradient: Array) -> dict[str, Any]:
     if broken is not None:
         lost = ~xp.all(xp.isfinite(broken), axis=-1, keepdims=True)  # (..., H, Lq, 1)
         product = _selected(call, xp.where(lost, float("nan"), product), visible)
-    of_row = xp.sum(weights * product, axis=-1, keepdims=True)  # (..., H, Lq, 1)
+    of_row = xp.sum(weights * product, axis=-1, keepdims=True)  # (..., H, Lq, 1); 0 for empty rows (D3)
     logits = _selected(call, weights * (product - of_row), visible)
     scores = logits
     if call.softcap is not None:
         share = seen["capped"] / call.softcap  # the tanh
-        scores = _selected(call, logits * (1.0 - share) * (1.0 + share), visible)
+        scores = _selected(call, logits * (1.0 - share) * (1.0 + share), visible)  # D5
     scores = scores * call.scale
 
     found: dict[str, Any] = {
@@ -138,15 +138,15 @@ def _backward(call: Call, gradient: Array) -> dict[str, Any]:
         met = _over_queries(call, pairs, xp.astype(~xp.isfinite(broken), call.compute)) > 0.0
         found["v"] = xp.where(met, float("nan"), found["v"])
     for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
-        found[name] = summed_to(xp, found[name], tuple(x.shape))
+        found[name] = summed_to(xp, found[name], tuple(x.shape))  # D2
     found["bias"] = [_of_term(call, term, logits) for term in (() if call.bias is None else call.bias.terms())]
     if call.sinks is not None:
-        found["sinks"] = _of_sinks(call, lse[..., None], of_row)
+        found["sinks"] = _of_sinks(call, call.sinks, lse[..., None], of_row)
     return found
 
 
 def _selected(call: Call, x: Array, visible: Array | None) -> Array:
-    """x, and 0 at invisible pairs: selected, since 0 times NaN is NaN"""
+    """x, and 0 at invisible pairs: selected, since 0 times NaN is NaN  # D4"""
     return x if visible is None else call.library.xp.where(visible, x, 0.0)
 
 
@@ -160,7 +160,7 @@ def _row_products(call: Call, gradient: Array, v: Array) -> Array:
 
 
 def _over_queries(call: Call, pairs: Array, x: Array) -> Array:
-    """Sums over all queries that read a key/value head: pairs^T x, (..., Hkv, Lk, width)"""
+    """Sums over all queries that read a key/value head: pairs^T x, (..., Hkv, Lk, width)  # D2"""
     xp = call.library.xp
     if not x.shape[-1]:
         shape = (*call.scores_shape[:-3], call.scores_shape[-3] // call.group, call.scores_shape[-1], 0)
@@ -169,16 +169,16 @@ def _over_queries(call: Call, pairs: Array, x: Array) -> Array:
     return xp.matmul(pairs, stack_groups(xp, x, call.group))
 
 
-def _of_sinks(call: Call, lse: Array, of_row: Array) -> Array:
-    """(H, 1, 1): a sink takes its share of the row's weight, and has no value"""
+def _of_sinks(call: Call, sinks: Array, lse: Array, of_row: Array) -> Array:
+    """(H, 1, 1): a sink takes its share of the row's weight, and has no value  # D6"""
     xp = call.library.xp
     nothing = lse == -float("inf")  # where the sink is -inf too
-    share = xp.exp(call.sinks - xp.where(nothing, 0.0, lse))  # (..., H, Lq, 1)
-    return summed_to(xp, -share * of_row, tuple(call.sinks.shape))
+    share = xp.exp(sinks - xp.where(nothing, 0.0, lse))  # (..., H, Lq, 1)
+    return summed_to(xp, -share * of_row, tuple(sinks.shape))
 
 
 def _of_term(call: Call, term: Bias, logits: Array) -> Array | None:
-    """The gradient of one term of the bias; None where it holds no array"""
+    """The gradient of one term of the bias; None where it holds no array  # D7"""
     xp = call.library.xp
     if isinstance(term, Plain):
         return summed_to(xp, logits, tuple(term.array.shape))
@@ -196,14 +196,14 @@ def _of_table(call: Call, term: Relative, logits: Array) -> Array:
 
 
 def summed_to(xp: Any, x: Array, shape: Shape) -> Array:
-    """x summed over the axes that broadcasting from `shape` to its own shape repeated"""
+    """x summed over the axes that broadcasting from `shape` to its own shape repeated  # D2"""
     extra = x.ndim - len(shape)
     axes = tuple(a for a in range(x.ndim) if a < extra or (shape[a - extra] == 1 and x.shape[a] != 1))
     return xp.reshape(xp.sum(x, axis=axes, keepdims=True) if axes else x, shape)
 
 
 def _nothing(call: Call) -> dict[str, Any]:
-    """Zeros: there are no pairs."""
+    """Zeros: there are no pairs (D3)."""
     xp = call.library.xp
 
     def zeros(x: Array) -> Array:

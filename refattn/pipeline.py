@@ -206,7 +206,7 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
 
     x = stage("scores", raw_scores(call, k, key_broken))  # (..., H, Lq, Lk)
     if traced:
-        x = xp.where(visible, x, 0.0)  # M19: an invisible score that has overflowed would make derivatives NaN
+        x = xp.where(visible, x, 0.0)  # M19, D9: an invisible score that has overflowed would make derivatives NaN
     x = stage("scaled", x * call.scale)  # S1, S2
     if call.softcap is not None:
         x = xp.tanh(x / call.softcap) * call.softcap  # S3: after the scale, before bias and mask
@@ -254,11 +254,16 @@ def zero_filled(call: Call, x: Array) -> tuple[Array, Array | None]:
 
 def raw_scores(call: Call, k: Array, key_broken: Array | None) -> Array:
     """q . k for every pair, NaN where the key has a non-finite component (M20)."""
-    xp = call.library.xp
+    xp, q = call.library.xp, call.q
     if not k.shape[-1]:
         return xp.zeros(call.scores_shape, dtype=call.compute, device=call.device)  # A6
-    q = stack_groups(xp, call.q, call.group)  # (..., Hkv, G * Lq, d_k)  G1, G2
+    lost = None
+    if not call.library.host:  # D9: derivatives by k multiply an empty row's query, NaN perhaps, by 0
+        lost, q = xp.any(xp.isnan(q), axis=-1, keepdims=True), xp.where(xp.isnan(q), 0.0, q)  # (..., H, Lq, 1)
+    q = stack_groups(xp, q, call.group)  # (..., Hkv, G * Lq, d_k)  G1, G2
     scores = unstack_groups(xp, xp.matmul(q, xp.matrix_transpose(k)), call.group)
+    if lost is not None:
+        scores = xp.where(lost, float("nan"), scores)  # M21
     if tuple(scores.shape) != call.scores_shape:
         scores = xp.broadcast_to(scores, call.scores_shape)  # A3: v may bring batch axes of its own
     if key_broken is None:

@@ -211,13 +211,13 @@ def test_check_hands_over_to_the_suite(capsys: pytest.CaptureFixture[str], monke
     """`refattn check` gives the target to the conformance suite; a target that is none is exit code 2."""
     seen = []
 
-    def find_target(name: str, library: str, convention: str) -> Any:
-        seen.append((name, library, convention))
+    def find_target(name: str, library: str, convention: str, gradients: str | None) -> Any:
+        seen.append((name, library, convention, gradients))
         raise targets.TargetError("not here")
 
     monkeypatch.setattr(targets, "find_target", find_target)
     assert cli.main(["check", "mine:attend", "--library", "torch", "--convention", "jax", "--in-process"]) == 2
-    assert seen == [("mine:attend", "torch", "jax")]
+    assert seen == [("mine:attend", "torch", "jax", None)]
     assert capsys.readouterr() == ("", "refattn check: not here\n")
 
 

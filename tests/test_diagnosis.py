@@ -30,7 +30,7 @@ CASES = {case.name: case for case in all_cases() if case.build is not None}
 CHAPTERS = ("scores", "masks", "softmax", "heads", "empty_rows", "non_influence", "arrays", "tiling")
 PLAIN = [(case, "float32") for case in CASES.values() if case.name.partition(".")[0] in CHAPTERS]
 PLAIN = [pair for pair in PLAIN if "float32" in pair[0].dtypes]
-FUNCTIONS = [fault for fault in FAULTS if not fault.patches]
+FUNCTIONS = [fault for fault in FAULTS if not (fault.patches or fault.backward)]
 # A seeded slice; python -m refattn.conformance.diagnosis.measure asks all.
 SLICE = np.random.default_rng(7).permutation(len(FUNCTIONS))[:5]
 PAIRS = [

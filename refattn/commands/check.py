@@ -89,6 +89,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "flash-attn-varlen, flashinfer, jax, torch, triton, xformers, or a file of yours, FILE.toml",
     )
     parser.add_argument(
+        "--gradients",
+        metavar="BACKWARD",
+        nargs="?",
+        const="",
+        help="judge gradients too: those that torch or jax take of the target, or of your function's own "
+        "backward(q, k, v, grad_output, **options), as module:function",
+    )
+    parser.add_argument(
         "--inputs",
         metavar="FILE",
         help="captured tensors (.npz or .safetensors) q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, "
@@ -238,13 +246,14 @@ def _target(args: argparse.Namespace, name: str) -> Any:
     from refattn.conformance.targets import find_target, is_own
 
     if args.in_process or (is_own(name) and args.convention is None):
-        return find_target(name, args.library, args.convention)
+        return find_target(name, args.library, args.convention, args.gradients)
     from refattn.conformance.isolation.target import AVAILABLE, IsolatedTarget
 
     if not AVAILABLE:
         raise _UsageError("targets run in a process of their own on POSIX systems alone: add --in-process")
     limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
-    return IsolatedTarget(name, args.library, args.convention, seconds=args.time_limit, memory_limit=limit)
+    wanted = (name, args.library, args.convention, args.gradients)
+    return IsolatedTarget(*wanted, seconds=args.time_limit, memory_limit=limit)
 
 
 def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
@@ -312,6 +321,7 @@ def _command(args: argparse.Namespace, name: str) -> str:
     for option, default in options:
         if (value := getattr(args, option)) != default:
             words += [f"--{option}", str(value)]
+    words += [] if args.gradients is None else ["--gradients", *filter(None, [args.gradients])]
     words += ["--in-process"] if args.in_process else []
     return shlex.join(words)
 

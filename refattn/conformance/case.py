@@ -24,6 +24,10 @@ FULL = ("float32", "float64")
 LAYOUTS = ("contiguous", "permuted", "transposed", "sliced", "expanded", "reversed")
 
 
+# What a problem may need of a target that has to do with derivatives.
+GRADIENTS = ("gradients", "bias gradient", "sinks gradient")
+
+
 class Unsupported(Exception):
     """Raised by a target or a check that cannot express something after all; the message says what."""
 
@@ -66,9 +70,12 @@ class Problem:
     literal: bool = False
     # Whether the log-sum-exp or the weights are the point of the case, so that it is void where they are not offered.
     asks: tuple[str, ...] = ()
+    # Gradient of the output, of its shape, where the gradients of the arguments are the point.
+    grad_output: Array | None = None
     # Published or hand-made results: name -> (values, largest error of the digits given).
     known: dict[str, tuple[Array, float]] = field(default_factory=dict)
-    # Proven results, each the float64 nearest to the real number, for output, lse and weights: judged by, if given.
+    # Proven results, each the float64 nearest to the real number, for output, lse and weights, and for "gradient of q"
+    # and the like: judged by, if given.
     certified: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -86,6 +93,12 @@ class Problem:
         return seen & causal_pairs(q_len, k_len, 0 if self.q_start is None else self.q_start, self.k_start)
 
     @property
+    def differentiable(self) -> dict[str, Array]:
+        """The arrays that have a gradient, by name; the array behind `bias_of` is not known."""
+        names = ("q", "k", "v", *(("bias",) if self.bias_of is None else ()), "sinks")
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """The features that a target must have, in a fixed order."""
         grouped = self.q.ndim > 2 and self.q.shape[-3] != self.k.shape[-3]
@@ -99,6 +112,7 @@ class Problem:
             "q_start": self.q_start is not None,
             "k_start": not (isinstance(self.k_start, int) and self.k_start == 0),
             "gqa": grouped,
+            "gradients": self.grad_output is not None,
         }
         return tuple(name for name, wanted in used.items() if wanted) + self.asks
 

@@ -7,7 +7,7 @@ tolerance: an element passes if its error is within the bound that `refattn.boun
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,9 @@ class Result:
     lse: Array | None = None
     lse_dtype: str = ""
     weights: Array | None = None
+    # The gradients that a problem asks for, by the names of the arguments, and the dtype names that they had.
+    gradients: dict[str, Array] = field(default_factory=dict)
+    gradient_dtypes: dict[str, str] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
@@ -70,6 +73,7 @@ class Place(NamedTuple):
             return at
         if self.expected == 0 and self.bound <= NOTHING:
             why = {"weight": " (hidden key)", "output": " (only hidden keys hold anything else)"}.get(self.what, "")
+            why = " (nothing visible depends on it)" if self.what.startswith("gradient") else why
             return at.replace("expected 0", f"expected exactly 0{why}")
         if self.bound == 0:
             return f"{at} exactly"
@@ -93,6 +97,16 @@ class Judgement:
 
 def judge(problem: Problem, result: Result, model: str | None = None) -> Judgement:
     """Judge one result of one problem: under a named model, or under the narrowest of "fused" and "unfused"."""
+    judged = _judge_output(problem, result, model)
+    if problem.grad_output is None or judged.verdict == "fail":
+        return judged
+    from refattn.conformance.gradients import judge_gradients
+
+    return judge_gradients(problem, result, judged, model)
+
+
+def _judge_output(problem: Problem, result: Result, model: str | None) -> Judgement:
+    """The same, gradients apart."""
     golden = golden_of(problem, weights=result.weights is not None)
     if form := form_fault(golden, result, problem.dtype):
         label, message = form
@@ -104,9 +118,9 @@ def judge(problem: Problem, result: Result, model: str | None = None) -> Judgeme
         judged = Judgement(verdict="pass", error_over_bound=fused.ratio, model=first, place=fused)
     elif problem.dtype in LOW and model is None:
         unfused = worst_of(golden, result, problem.dtype, "unfused", problem.coherent)
-        judged = _judge_unfused(fused, unfused, problem.dtype)
+        judged = judge_unfused(fused, unfused, problem.dtype)
     elif math.isnan(fused.ratio):
-        judged = _not_judgeable(fused)
+        judged = not_judgeable(fused)
     else:
         message = str(fused) + hint_of_float32(golden, result, problem.dtype)
         judged = Judgement(verdict="fail", error_over_bound=fused.ratio, message=message, place=fused)
@@ -131,7 +145,7 @@ def golden_of(problem: Problem, weights: bool = False) -> Golden:
         sinks=problem.sinks,
         weights=weights,
     )
-    for name in problem.certified.keys() - (set() if weights else {"weights"}):
+    for name in problem.certified.keys() & {"output", "lse", *(("weights",) if weights else ())}:
         setattr(golden, name, problem.certified[name])
     return golden
 
@@ -217,10 +231,10 @@ def worst_of(golden: Golden, result: Result, dtype: str, model: str | Model, coh
     return max(found, key=lambda place: 1.0 if math.isnan(place.ratio) else place.ratio)
 
 
-def _judge_unfused(fused: Place, unfused: Place, dtype: str) -> Judgement:
+def judge_unfused(fused: Place, unfused: Place, dtype: str) -> Judgement:
     """Beyond the fused model: right if scores and weights were stored in the low dtype, and then that is said."""
     if math.isnan(unfused.ratio):
-        return _not_judgeable(unfused)
+        return not_judgeable(unfused)
     if unfused.ratio <= 1:
         note = f"beyond the fused bound ({fused.ratio:.3g} times), within that for scores and weights in {dtype}"
         return Judgement(verdict="pass", error_over_bound=unfused.ratio, model="unfused", message=note, place=unfused)
@@ -248,7 +262,8 @@ def hint_of_float32(golden: Golden, result: Result, dtype: str) -> str:
     return "; it is right to float32's precision, so float64 seems to be computed in float32 [N1]" if right else ""
 
 
-def _not_judgeable(place: Place) -> Judgement:
+def not_judgeable(place: Place) -> Judgement:
+    """Where rounding alone may change a result beyond recognition."""
     return Judgement(
         verdict="not judgeable",
         message=f"nothing follows: rounding alone may move a logit by 1 or more at {place.what}{list(place.at)}",

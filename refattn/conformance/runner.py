@@ -43,6 +43,7 @@ def run_case(
     """
     from refattn.conformance import diagnosis
     from refattn.conformance.case import Unsupported
+    from refattn.conformance.gradients import is_of_gradient
     from refattn.conformance.judge import judge
     from refattn.conformance.targets.base import WorkerError
 
@@ -82,9 +83,12 @@ def run_case(
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
     judged = judge(problem, result)
-    answer = diagnosis.Evidence(problem, result, judged, case=case.name, clauses=case.clauses)
-    choices = declared.explains(answer) if declared is not None and answer.failed else ()
-    about |= _evidence(problem, result) if answer.failed and not choices else {}
+    of_gradient = judged.verdict == "fail" and is_of_gradient(judged)
+    # What is known of faults and pictures is about outputs alone.
+    plain = replace(problem, grad_output=None)
+    answer = diagnosis.Evidence(plain, result, judged, case=case.name, clauses=case.clauses)
+    choices = declared.explains(answer) if declared is not None and answer.failed and not of_gradient else ()
+    about |= _evidence(plain, result) if answer.failed and not (choices or of_gradient) else {}
     return Record(
         **about,
         verdict="declared" if choices else judged.verdict,
@@ -94,8 +98,10 @@ def run_case(
         message=judged.message,
         fault=judged.fault,
         notes=tuple(notes),
-        diagnosis=diagnosis.explain(answer).as_dict() if explained and answer.failed and not choices else None,
-        answer=None if choices else answer,
+        diagnosis=diagnosis.explain(answer).as_dict()
+        if explained and answer.failed and not (choices or of_gradient)
+        else None,
+        answer=None if choices or of_gradient else answer,
     )
 
 
@@ -207,7 +213,10 @@ def problem_in_words(problem: Any, seed: int | None) -> str:
     words = [f"{', '.join(words)} {problem.dtype}"]
     if problem.causal:
         words.append("causal=True")
-    for name, values in (("mask", problem.shown), ("bias", problem.bias), ("sinks", problem.sinks)):
+    for name, values in (
+        *(("mask", problem.shown), ("bias", problem.bias), ("sinks", problem.sinks)),
+        ("grad_output", problem.grad_output),
+    ):
         if values is not None:
             words.append(f"{name} {tuple(values.shape)}")
     for name in ("scale", "softcap", "q_start", "k_start"):

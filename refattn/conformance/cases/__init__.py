@@ -10,6 +10,7 @@ from refattn.conformance.cases import (
     cost,
     empty_rows,
     errors,
+    gradients,
     heads,
     layer,
     lazy_masks,
@@ -31,7 +32,7 @@ from refattn.conformance.cases import (
 # The plainest first, so that the first failure of an implementation is the one to look at first.
 CHAPTERS = (
     *(scores, masks, masks_by_index, softmax, heads, arrays, numbers, biases),
-    *(non_influence, lazy_masks, tiling, layer, empty_rows, levels, long_rows),
+    *(non_influence, lazy_masks, tiling, layer, empty_rows, levels, long_rows, gradients),
     *(caches, paged, rolling, cost, weights, errors, vectors),
 )
 

@@ -141,8 +141,8 @@ def together(first: Fault, second: Fault) -> Fault:
 
 @cache
 def catalogue() -> tuple[Hypothesis, ...]:
-    """All functions of the catalogue, each alone, offering the log-sum-exp too."""
-    return tuple(of_fault(replace(fault, lse=True)) for fault in FAULTS if not fault.patches)
+    """All functions of the catalogue with wrong outputs, each alone, offering the log-sum-exp too."""
+    return tuple(of_fault(replace(fault, lse=True)) for fault in FAULTS if not (fault.patches or fault.backward))
 
 
 def pairs(first: Iterable[Hypothesis], second: Iterable[Hypothesis]) -> Iterable[Hypothesis]:

@@ -108,7 +108,7 @@ class Exported(NamedTuple):
 
 
 def exported(selection: Selection) -> Iterator[Exported]:
-    """The cases of a selection, the plainest first, without those about memory and repeated calls."""
+    """The cases of a selection, the plainest first, without those about memory, gradients and repeated calls."""
     labels = None if selection.clauses is None else frozenset(selection.clauses)
     known = None if selection.features is None else set(selection.features)
     count = 0
@@ -120,6 +120,8 @@ def exported(selection: Selection) -> Iterator[Exported]:
         ):
             continue
         problem = case.problem(dtype, selection.seed)
+        if problem.grad_output is not None:  # what is written beside the inputs are outputs alone
+            continue
         if not (known is None or set(needs_of(problem)) <= known):
             continue
         count += 1

@@ -45,9 +45,12 @@ class Remembering:
         return result
 
     def save(self, folder: Path, record: Record, *how: str | None) -> None:
-        """Writes the last call if its record is of a failure; how: what `find_target` got. Raises OSError."""
+        """Writes the last call if its record is of a failure, but not of a gradient; how: what `find_target` got.
+
+        Raises OSError.
+        """
         last, self.last = self.last, None
-        if last is not None and record.verdict in BROKEN:
+        if last is not None and last[0].grad_output is None and record.verdict in BROKEN:
             save_failure(folder, f"{record.case}.{record.dtype}", *last, how)
 
 

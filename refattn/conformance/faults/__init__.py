@@ -10,6 +10,7 @@ from typing import Any
 from refattn.conformance.faults import (
     caches,
     controls,
+    gradients,
     groups,
     masks,
     numbers,
@@ -25,7 +26,7 @@ from refattn.conformance.faults.fault import ALL, FULL, LOW, Fault
 # In the order of the chapters, functions before what is planted into refattn.
 FAULTS: tuple[Fault, ...] = tuple(
     fault
-    for module in (scores, visibility, softmax, numbers, tiles, masks, positions, groups, paths, caches)
+    for module in (scores, visibility, softmax, numbers, tiles, masks, positions, groups, paths, caches, gradients)
     for fault in module.FAULTS
 )
 # Right implementations, some of which look wrong.

@@ -49,7 +49,8 @@ class OutputAlone(RefattnTarget):
 def target_of(fault: Fault, library: str) -> Any:
     """A fresh target with the fault; for one that is planted into refattn, refattn itself."""
     if not fault.patches:
-        return FunctionTarget(f"refattn.conformance.faults:{fault.identifier}", library, fault.attention())
+        name, backward = f"refattn.conformance.faults:{fault.identifier}", fault.gradients() if fault.backward else None
+        return FunctionTarget(name, library, fault.attention(), backward)
     return RefattnTarget(library) if fault.lse else OutputAlone(library)
 
 

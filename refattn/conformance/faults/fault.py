@@ -59,6 +59,8 @@ class Fault:
     # Whether the log-sum-exp is offered: only where the fault shows in nothing else, because its bound is much the
     # narrower one in 16 bits, and many implementations have none.
     lse: bool = False
+    # Whether the steps are those of `faults.backward`: the output is right, and the gradients are not.
+    backward: bool = False
 
     @property
     def identifier(self) -> str:
@@ -69,7 +71,7 @@ class Fault:
         """A fresh function with the fault, without memory of earlier calls."""
         if self.patches:
             raise TypeError(f"{self.name!r} is planted into refattn, and is no function")
-        pipeline = type("Broken", (self.base,), dict(self.steps))
+        pipeline: Any = Plain if self.backward else type("Broken", (self.base,), dict(self.steps))
 
         def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
             return pipeline(q, k, v, **options).run()
@@ -81,6 +83,15 @@ class Fault:
             return result[0] if isinstance(result, tuple) else result
 
         return wrapped if self.lse else output_alone
+
+    def gradients(self) -> Attention:
+        """The function of the gradients, backward(q, k, v, grad_output, **options), with the fault."""
+        pipeline: Any = type("Broken", (self.base,), dict(self.steps))
+
+        def backward(q: Any, k: Any, v: Any, gradient: Any, **options: Any) -> Any:
+            return pipeline(q, k, v, gradient, **options).gradients()
+
+        return backward
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:

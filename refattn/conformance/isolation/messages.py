@@ -19,11 +19,13 @@ from refattn.conformance.targets.base import Observed, Seen
 # The fields of a problem that cross, and those that never do.
 INPUTS = (
     *("dtype", "q", "k", "v", "causal", "shown", "bias", "scale", "softcap", "sinks"),
-    *("q_start", "k_start", "window", "counts", "slopes", "layout", "among_others", "literal", "asks"),
+    *("q_start", "k_start", "window", "counts", "slopes", "layout", "among_others", "literal", "asks", "grad_output"),
 )
 KEPT = ("mask", "bias_of", "coherent", "known", "certified")
 NAMES = ("q", "k", "v")
 PARTS = ("output", "lse", "weights", "second", "third")
+OF = "gradient of "
+ARGUMENTS = ("q", "k", "v", "bias", "sinks")
 # Elements beyond those of the problem that an answer may have before only its shape crosses.
 SPARE = 1 << 16
 
@@ -54,16 +56,18 @@ def problem_of(message: Message) -> Problem:
 
 
 def most_elements(problem: Problem) -> int:
-    """The size of the largest array that an answer to a problem may have: the output, or the weights."""
+    """The size of the largest array that an answer to a problem may have: output, weights or a gradient."""
     given = (problem.q, problem.k, problem.v, problem.shown, problem.bias)
     batch = np.broadcast_shapes(*(x.shape[:-3] for x in given if x is not None))
     rows = math.prod(batch) * problem.heads * problem.q.shape[-2]
-    return int(rows * max(problem.v.shape[-1], problem.k.shape[-2], 1)) + SPARE
+    gradient = 0 if problem.grad_output is None else max(x.size for x in problem.differentiable.values())
+    return max(int(rows * max(problem.v.shape[-1], problem.k.shape[-2], 1)), int(gradient)) + SPARE
 
 
 def most_bytes(problem: Problem) -> int:
     """What all arrays of an answer may have: three outputs, log-sum-exp and weights, and the inputs once more."""
-    return 8 * (int(problem.q.size + problem.k.size + problem.v.size) + 5 * most_elements(problem))
+    parts = len(PARTS) + (0 if problem.grad_output is None else len(ARGUMENTS))
+    return 8 * (int(problem.q.size + problem.k.size + problem.v.size) + parts * most_elements(problem))
 
 
 def observed_entries(observed: Observed, problem: Problem) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -77,8 +81,11 @@ def observed_entries(observed: Observed, problem: Problem) -> tuple[dict[str, An
     }
     arrays = {f"after {name}": x for name, x in observed.inputs.items()}
     room = most_elements(problem)
-    for name in PARTS:
-        seen: Seen | None = getattr(observed, name)
+    seen: Seen | None
+    for name, seen in [
+        *((name, getattr(observed, name)) for name in PARTS),
+        *((OF + name, one) for name, one in observed.gradients.items()),
+    ]:
         if seen is not None:
             entries["parts"][name] = [seen.dtype, list(seen.values.shape)]
             if seen.values.size <= room:
@@ -99,13 +106,17 @@ def observed_of(message: Message, problem: Problem) -> Observed:
         raise MalformedError("an answer that lacks a part, or has one of another form") from fault
     if misshapen:
         return Observed(misshapen=misshapen, inputs={})
+    gradients = {name: parts.pop(OF + name) for name in ARGUMENTS if OF + name in parts}
+    if gradients and problem.grad_output is None:
+        raise MalformedError("gradients that nobody asked for")
     if not parts.keys() <= set(PARTS) or not (foreign or {"output", "second"} <= parts.keys()):
         raise MalformedError("an answer without an output, or with parts that nobody asked for")
     if any(x.shape != getattr(problem, name).shape for name, x in inputs.items()):
         raise MalformedError("inputs of other shapes than those that were sent")
     if not foreign and "output" not in arrays:  # too large to cross: its shape is the verdict
         parts |= {"second": parts["output"], "third": None}
-    return Observed(foreign=foreign, inputs=inputs, beside=beside, shared=shared, **parts)
+    named = {name: seen for name, seen in gradients.items() if seen is not None}
+    return Observed(foreign=foreign, inputs=inputs, beside=beside, shared=shared, gradients=named, **parts)
 
 
 def _seen(name: str, part: Any, arrays: dict[str, Array]) -> Seen:

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from refattn.arrays import Array
-from refattn.conformance.case import Api, Problem, Unsupported
+from refattn.conformance.case import GRADIENTS, Api, Problem, Unsupported
 from refattn.conformance.isolation.channel import MalformedError, Message, text_of
 from refattn.conformance.isolation.messages import inputs_of, most_bytes, observed_of
 from refattn.conformance.isolation.process import Worker
@@ -27,7 +27,10 @@ START_SECONDS, SHORT_SECONDS = 300.0, 20.0
 # Of the memory that is free at the start.
 SHARE = 0.8
 # What a problem may need, see `Problem.needs`.
-FEATURES = ("causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start", "gqa", "lse", "weights")
+FEATURES = (
+    *("causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start", "gqa", "lse", "weights"),
+    *GRADIENTS,
+)
 # After so many cases that took too long, a limit for the others that lets the run end.
 PATIENCE, IMPATIENT_SECONDS = 5, 1.0
 
@@ -52,11 +55,12 @@ class IsolatedTarget:
         name: str,
         library: str | None = None,
         convention: str | None = None,
+        gradients: str | None = None,
         *,
         seconds: float = DEFAULT_SECONDS,
         memory_limit: int | None = None,
     ) -> None:
-        self._wanted, self._seconds = [name, library, convention], seconds
+        self._wanted, self._seconds = [name, library, convention, gradients], seconds
         self._memory_limit = memory_limit or int(SHARE * psutil.virtual_memory().available)
         self._worker: Worker | None = None
         self._can: dict[tuple[tuple[str, ...], str], tuple[str, tuple[str, ...]]] = {}

@@ -13,10 +13,10 @@ LIBRARIES = ("torch", "jax")
 
 def differentiated(
     library: str, function: Callable[[dict[str, Array]], Array], arrays: dict[str, Array], gradient: Array
-) -> tuple[Array, dict[str, Array | None]]:
+) -> tuple[Array, dict[str, Array]]:
     """function(arrays), and the gradients of sum(gradient * function(arrays)) by each of the arrays, by name.
 
-    None stands for an array that the result does not depend on.
+    That of an array that the result does not depend on is 0.
     """
     if library == "jax":
         import jax
@@ -29,4 +29,5 @@ def differentiated(
     with torch.enable_grad():
         output = function(leaves)
         found: Any = torch.autograd.grad(output, list(leaves.values()), gradient, allow_unused=True)
-    return output.detach(), dict(zip(leaves, found))
+    zeros = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(leaves.values(), found)]
+    return output.detach(), dict(zip(leaves, zeros))

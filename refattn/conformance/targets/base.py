@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import sys
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from refattn.arrays import Array, device_of, library_of
 from refattn.backend import Backend
-from refattn.conformance.case import Api, Problem
+from refattn.conformance.case import GRADIENTS, Api, Problem
 from refattn.conformance.judge import Result
 from refattn.conformance.plain import Draw
+from refattn.conformance.targets import autodiff
 from refattn.conformance.targets.memory import Guarded, guarded, poison, shares_memory
 from refattn.dtypes import dtype_name
 from refattn.errors import NotAnArrayError, RefattnError
@@ -56,6 +59,8 @@ class Answer(NamedTuple):
     output: Array
     lse: Array | None = None
     weights: Array | None = None
+    # By the names of the arguments.
+    gradients: Mapping[str, Array] = MappingProxyType({})
 
 
 class Seen(NamedTuple):
@@ -76,6 +81,7 @@ class Observed:
     output: Seen | None = None
     lse: Seen | None = None
     weights: Seen | None = None
+    gradients: dict[str, Seen] = field(default_factory=dict)
     # The output of the second call, and of one more after a call with other inputs, if there was one.
     second: Seen | None = None
     third: Seen | None = None
@@ -151,6 +157,8 @@ class ArrayTarget:
     name: str
     # Features out of Problem.needs that the target can express; None means all.
     features: frozenset[str] | None = None
+    # Those out of GRADIENTS that it offers.
+    gradients: frozenset[str] = frozenset()
     # What a user should know about how the target is called.
     notes: tuple[str, ...] = ()
     built_on_refattn: bool | None = None
@@ -179,7 +187,8 @@ class ArrayTarget:
         """The dtype alone, if it is lacking; else the features."""
         if dtype not in self.dtypes:
             return (dtype,)
-        return () if self.features is None else tuple(need for need in needs if need not in self.features)
+        plain = needs if self.features is None else self.features
+        return tuple(need for need in needs if need not in (self.gradients if need in GRADIENTS else plain))
 
     def hint(self, fault: BaseException) -> str:
         """Nothing; functions of the user's own know more."""
@@ -192,6 +201,25 @@ class ArrayTarget:
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """One call; `again` is the second, whose output alone matters. Raises Unsupported."""
         raise NotImplementedError
+
+    def differentiate(self, backward: str = "") -> None:
+        """Offer gradients from now on: the library's own, or those of a function. Raises TargetError."""
+        if backward:
+            raise TargetError(f"--gradients {backward} is for a function of refattn's convention, not for {self.name}")
+        if self.backend.name not in autodiff.LIBRARIES:
+            advice = "name the function that computes them: --gradients module:function"
+            raise TargetError(f"{self.name} runs on {self.backend.name}, which does not differentiate; {advice}")
+        self.gradients = frozenset({"gradients"})
+
+    def with_gradients(self, problem: Problem, q: Array, k: Array, v: Array) -> Answer:
+        """One call, and the gradients of q, k and v by the library's own differentiation."""
+
+        def output(arrays: dict[str, Array]) -> Array:
+            return self.compute(problem, **arrays, again=False).output
+
+        gradient = self.array(np.asarray(problem.grad_output), problem.dtype)
+        result, gradients = autodiff.differentiated(self.backend.name, output, {"q": q, "k": k, "v": v}, gradient)
+        return Answer(result, gradients=gradients)
 
     def array(self, host: Array, dtype: str | None = None) -> Array:
         """A host array in the target's library; None keeps a dtype that is not floating."""
@@ -230,10 +258,14 @@ class ArrayTarget:
             self._other_call(problem)
         if self._in_place:
             poison(self, [(*problem.q.shape[:-1], problem.v.shape[-1]), problem.q.shape[:-1]], problem.dtype)
-        answer = self.compute(problem, **stored, again=False)
+        if problem.grad_output is None:
+            answer = self.compute(problem, **stored, again=False)
+        else:
+            answer = self.with_gradients(problem, **stored)
         if problem.among_others:
             self._other_call(problem)
-        for what, array in (("output", answer.output), ("log-sum-exp", answer.lse), ("weights", answer.weights)):
+        parts = {"output": answer.output, "log-sum-exp": answer.lse, "weights": answer.weights}
+        for what, array in {**parts, **{f"gradient of {name}": x for name, x in answer.gradients.items()}}.items():
             if foreign := self._foreign(what, array, stored["q"]):
                 return Observed(foreign=foreign, inputs={})
         shared = tuple(name for name, x in stored.items() if shares_memory(answer.output, x))
@@ -251,6 +283,7 @@ class ArrayTarget:
             output=output,
             lse=lse,
             weights=weights,
+            gradients={name: self._read(x) for name, x in answer.gradients.items()},
             second=self._read(later[0]),
             third=self._read(later[1]) if more else None,
             inputs={name: self.host(x) for name, x in stored.items()},
@@ -342,6 +375,8 @@ def result_of(problem: Problem, observed: Observed) -> Result:
         lse=None if observed.lse is None else observed.lse.values,
         lse_dtype="" if observed.lse is None else observed.lse.dtype,
         weights=None if observed.weights is None else observed.weights.values,
+        gradients={name: seen.values for name, seen in observed.gradients.items()},
+        gradient_dtypes={name: seen.dtype for name, seen in observed.gradients.items()},
         changed=changed,
         beside=observed.beside,
         shared=observed.shared,

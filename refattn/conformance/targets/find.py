@@ -24,15 +24,26 @@ def is_own(name: str) -> bool:
     return ":" not in name and name not in FOREIGN and backend in registry.names()
 
 
-def find_target(name: str, library: str | None = None, convention: str | None = None) -> ArrayTarget:
+def find_target(
+    name: str, library: str | None = None, convention: str | None = None, gradients: str | None = None
+) -> ArrayTarget:
     """The target of that name; `library` is the array library that a function of the user's own is called with.
 
+    gradients asks for derivatives: "" for the library's own, else the name of a backward function.
     convention is the name or the file of the calling convention that such a function speaks, refattn's by default.
 
     Names are those of public implementations (`refattn.conformance.targets.names`), refattn-LIBRARY or LIBRARY for
     refattn itself, with -tiled for its fast path, and module:object or path.py:object for a function of refattn's own
     convention. Raises TargetError.
     """
+    target = _find(name, library, convention)
+    if gradients is not None:
+        target.differentiate(gradients)
+    return target
+
+
+def _find(name: str, library: str | None, convention: str | None) -> ArrayTarget:
+    """The same, not asked for derivatives."""
     if convention is not None:
         from refattn.conformance.targets.convention import by_convention
 

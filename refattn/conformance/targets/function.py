@@ -5,6 +5,9 @@ are causal=True, mask (boolean, True = visible, broadcasts to (..., H, Lq, Lk)),
 softcap, sinks (H,), q_start and k_start. It returns the output, or (output, log-sum-exp). A parameter that the
 signature lacks makes a case unsupported, as does raising NotImplementedError. Modules are called as such, and what
 they can express is read off their forward.
+
+Where gradients are asked for they come from the library's own differentiation, or from a function of the user's,
+backward(q, k, v, grad_output, **options), which returns those of q, k, v [, bias] [, sinks] in this order, or by name.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from refattn.arrays import Array
-from refattn.conformance.case import Problem, Unsupported
+from refattn.conformance.case import GRADIENTS, Problem, Unsupported
+from refattn.conformance.targets import autodiff
 from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, in_words, library_backend
 
 OPTIONS = frozenset({"causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start"})
@@ -56,16 +62,58 @@ class Lacking(Unsupported):
 class FunctionTarget(ArrayTarget):
     """The function that "module:object" or "path.py:object" names, or is given, on arrays of one library."""
 
-    def __init__(self, name: str, library: str = "numpy", function: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        library: str = "numpy",
+        function: Callable[..., Any] | None = None,
+        backward: Callable[..., Any] | None = None,
+    ) -> None:
         super().__init__(library_backend(library))
         self.name = name
         self._function = load_function(name) if function is None else function
+        self._backward = backward
+        self.gradients = frozenset(() if backward is None else GRADIENTS)
         parameters = _parameters(self._function, name)
         self.features = _features(parameters)
         self.notes = _unused(parameters)
 
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """One call with the options that the problem uses."""
+        output, lse = self._answered(problem, q, k, v, self._options(problem))
+        return Answer(output, lse)
+
+    def differentiate(self, backward: str = "") -> None:
+        """Gradients of every argument, by the library's own differentiation or a function of the user's."""
+        if backward:
+            self._backward = load_function(backward)
+        else:
+            super().differentiate()
+        self.gradients = frozenset(GRADIENTS)
+
+    def with_gradients(self, problem: Problem, q: Array, k: Array, v: Array) -> Answer:
+        """One call and its gradients; those that a function leaves out are not judged, unless they are the point."""
+        options, arrays = self._options(problem), {"q": q, "k": k, "v": v}
+        gradient = self.array(np.asarray(problem.grad_output), problem.dtype)
+        if self._backward is not None:
+            output, lse = self._answered(problem, q, k, v, options)
+            found = self._called(self._backward, (q, k, v, gradient), options)
+            gradients = _named(found, problem, self.name)
+            for name in ("bias", "sinks"):
+                if f"{name} gradient" in problem.asks and name not in gradients:
+                    raise Lacking(f"{self.name} returns no gradient of {name}", f"{name} gradient")
+            return Answer(output, lse, gradients=gradients)
+        arrays |= {name: options[name] for name in ("bias", "sinks") if name in options}
+
+        def output_of(arrays: dict[str, Array]) -> Array:
+            given = {name: arrays.get(name, x) for name, x in options.items()}
+            return self._answered(problem, arrays["q"], arrays["k"], arrays["v"], given)[0]
+
+        output, gradients = autodiff.differentiated(self.backend.name, output_of, arrays, gradient)
+        return Answer(output, gradients=gradients)
+
+    def _options(self, problem: Problem) -> dict[str, Any]:
+        """The options that the problem uses."""
         options: dict[str, Any] = {}
         if problem.causal:
             options["causal"] = True
@@ -79,8 +127,12 @@ class FunctionTarget(ArrayTarget):
                 options[name] = getattr(problem, name)
         if "k_start" in problem.needs:
             options["k_start"] = problem.k_start
+        return options
+
+    def _called(self, function: Callable[..., Any], arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+        """What a function returns. Raises Unsupported where it refuses an option."""
         try:
-            result = self._function(q, k, v, **options)
+            return function(*arrays, **options)
         except NotImplementedError as refusal:
             raise Unsupported(f"{self.name} does not do this: {refusal}") from refusal
         except TypeError as refusal:
@@ -88,10 +140,14 @@ class FunctionTarget(ArrayTarget):
             if refused is None or refused[1] not in options:
                 raise
             raise Lacking(f"{self.name} cannot express {refused[1]}", refused[1]) from refusal
+
+    def _answered(self, problem: Problem, q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[Any, Any]:
+        """Output and log-sum-exp, None for the latter where there is none."""
+        result = self._called(self._function, (q, k, v), options)
         output, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if lse is None and "lse" in problem.asks:
             raise Lacking(f"{self.name} returns no log-sum-exp", "lse")
-        return Answer(output, lse)
+        return output, lse
 
     def hint(self, fault: BaseException) -> str:
         """What to try where the function was given arrays of a library that it does not take."""
@@ -127,6 +183,17 @@ def load_function(name: str) -> Callable[..., Any]:
     if isinstance(found, type):
         raise TargetError(f"{name} is a class; name an instance of it, or a function")
     return found  # type: ignore[no-any-return]  # callable, as just checked
+
+
+def _named(found: Any, problem: Problem, name: str) -> dict[str, Array]:
+    """What a backward function returned, by the names of the arguments; None stands for what it leaves out."""
+    if hasattr(found, "_asdict"):
+        found = found._asdict()
+    if not isinstance(found, Mapping):
+        if not isinstance(found, (tuple, list)):
+            raise TypeError(f"the backward function of {name} returned {in_words(found)}, expected a tuple or a dict")
+        found = dict(zip(problem.differentiable, found))
+    return {name: found[name] for name in problem.differentiable if found.get(name) is not None}
 
 
 def _from_path(path: Path) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from refattn.arrays import Array
-from refattn.conformance.case import Api, Problem
+from refattn.conformance.case import GRADIENTS, Api, Problem
 from refattn.conformance.plain import Draw
 from refattn.conformance.targets.base import Answer, ArrayTarget, library_backend
 from refattn.dtypes import dtype_name
@@ -22,6 +22,7 @@ class RefattnTarget(ArrayTarget):
     def __init__(self, backend: str, path: str = "dense") -> None:
         super().__init__(library_backend(backend))
         self.path = path
+        self.gradients = frozenset(GRADIENTS if path == "dense" else ())
         self.name = f"refattn-{backend}" if path == "dense" else f"refattn-{backend}-{path}"
 
     def unsupported(self, needs: tuple[str, ...], dtype: str) -> str:
@@ -44,6 +45,33 @@ class RefattnTarget(ArrayTarget):
         """attention_with_lse and the stages' weights; attention() for the second call."""
         import refattn
 
+        options = self.options(problem)
+        if again:
+            return Answer(refattn.attention(q, k, v, path=self.path, **options))
+        output, lse = refattn.attention_with_lse(q, k, v, path=self.path, **options)
+        if self.path != "dense":
+            return Answer(output, lse)
+        stages = refattn.attention_stages(q, k, v, **options)
+        return Answer(output, lse, stages.weights)
+
+    def differentiate(self, backward: str = "") -> None:
+        """The dense path has gradients of its own."""
+        if backward or self.path != "dense":
+            super().differentiate(backward)
+
+    def with_gradients(self, problem: Problem, q: Array, k: Array, v: Array) -> Answer:
+        """attention_vjp; on a fast path the library's own differentiation."""
+        import refattn
+
+        if self.path != "dense":
+            return super().with_gradients(problem, q, k, v)
+        gradient = self.array(np.asarray(problem.grad_output), problem.dtype)
+        found = refattn.attention_vjp(q, k, v, gradient, **self.options(problem))._asdict()
+        named = {name: found[name] for name in problem.differentiable}
+        return self.compute(problem, q, k, v, again=False)._replace(gradients=named)
+
+    def options(self, problem: Problem) -> dict[str, Any]:
+        """The options of a problem, masks and biases as refattn's own where the problem has them."""
         options: dict[str, Any] = {
             "causal": problem.causal,
             "scale": problem.scale,
@@ -61,13 +89,7 @@ class RefattnTarget(ArrayTarget):
             options["bias"] = self.array(problem.bias, problem.dtype)
         if problem.sinks is not None:
             options["sinks"] = self.array(problem.sinks, problem.dtype)
-        if again:
-            return Answer(refattn.attention(q, k, v, path=self.path, **options))
-        output, lse = refattn.attention_with_lse(q, k, v, path=self.path, **options)
-        if self.path != "dense":
-            return Answer(output, lse)
-        stages = refattn.attention_stages(q, k, v, **options)
-        return Answer(output, lse, stages.weights)
+        return options
 
 
 class Bridge:

@@ -35,6 +35,7 @@ NOT_SHOWN: dict[str, str] = {
     "K5": "It is about what is refused.",
     "K6": "It is about what is refused, and about traced calls.",
     "T4": "Memory is no value.",
+    **dict.fromkeys(("D1", "D2", "D3", "D4", "D5", "D6", "D7", "D8", "D9"), "Vectors hold no gradients yet."),
     "N2": "It is about traced calls, whose values are those of the other clauses.",
     "N3": "It is about what is refused.",
     "N4": "It takes two calls.",

@@ -1,0 +1,158 @@
+"""Golden gradients: they are attention_vjp's, keep their bounds in every dtype, and the bounds are not idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libraries import Library
+from refattn.conformance.case import Problem
+from refattn.conformance.cases import gradients
+from refattn.conformance.drawn import drawn_problem
+from refattn.conformance.gradients import golden_gradients_of, judge_gradients
+from refattn.conformance.judge import Judgement, Result, ratios_of
+from refattn.conformance.plain import Draw
+from refattn.conformance.targets.refattn import RefattnTarget
+
+SEEDS = {"numpy": 40, "torch": 20, "strict": 10, "cupy": 20, "jax": 1, "dask": 1}
+PASS = Judgement(verdict="pass", error_over_bound=0.0, model="fused")
+
+
+def drawn(dtype: str, seed: int) -> Problem:
+    """A random problem with a gradient of its output."""
+    problem = drawn_problem(dtype, seed)
+    draw = Draw(dtype, np.random.default_rng([seed, 1]))
+    return gradients.with_gradient(draw, vars(problem) | {"layout": "contiguous"})
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_random_gradients_keep_their_bound(library: Library, dtype: str) -> None:
+    """All options in every combination: no gradient is beyond the bound, in any dtype of the library."""
+    if dtype not in library.dtypes or (library.name in ("jax", "dask") and dtype != "float32"):
+        pytest.skip(f"{library.name} has no {dtype} here, or each call is compiled or scheduled for seconds")
+    target = RefattnTarget(library.name)
+    for seed in range(SEEDS[library.name]):
+        problem = drawn(dtype, seed)
+        judged = judge_gradients(problem, target.call(problem), PASS, "fused")
+        assert judged.verdict in ("pass", "not judgeable"), (seed, judged)
+
+
+def test_golden_gradients_are_those_of_the_core() -> None:
+    """In float64 two formulations agree to rounding, whatever is shared, grouped, hidden or broadcast."""
+    target, worst = RefattnTarget("numpy"), 0.0
+    for seed in range(60):
+        problem = drawn("float64", seed)
+        found, exact = target.call(problem).gradients, golden_gradients_of(problem)
+        for name, x in exact.values.items():
+            size = max(1.0, float(np.max(np.abs(x), initial=0.0)))
+            worst = max(worst, float(np.max(np.abs(found[name] - x), initial=0.0)) / size)
+    assert worst < 1e-13
+
+
+def stored_low(x: np.ndarray) -> np.ndarray:
+    """x rounded to float16, as float32."""
+    return x.astype(np.float16).astype(np.float32)
+
+
+def fused(problem: Problem, *, output_stored: bool = True, worse: bool = False) -> dict[str, np.ndarray]:
+    """Gradients in float16 as a fused kernel has them: the row's sum from the stored output, weights from the LSE.
+
+    With worse, scores and gradients of weights are stored in float16 as well.
+    """
+    keep: Any = stored_low if worse else lambda x: x
+    q, k, v, g = (np.asarray(x, dtype=np.float32) for x in (problem.q, problem.k, problem.v, problem.grad_output))
+    scale = np.float32(q.shape[-1] ** -0.5)
+    scores = keep(keep(q @ np.swapaxes(k, -1, -2)) * scale)
+    lse = np.log(np.sum(np.exp(scores), axis=-1, keepdims=True))
+    weights = keep(np.exp(scores - lse))
+    output = stored_low(stored_low(weights) @ v) if output_stored else weights @ v
+    products = keep(g @ np.swapaxes(v, -1, -2))
+    logits = keep(weights * (products - np.sum(g * output, axis=-1, keepdims=True)))
+    wide = {
+        "q": scale * (stored_low(logits) @ k),
+        "k": scale * (np.swapaxes(stored_low(logits), -1, -2) @ q),
+        "v": np.swapaxes(stored_low(weights), -1, -2) @ g,
+    }
+    return {name: x.astype(np.float16).astype(np.float64) for name, x in wide.items()}
+
+
+def test_what_a_model_permits_stays_within_its_bound() -> None:
+    """A simulated fused kernel keeps "fused" on random data, one that stores scores "unfused", which it also needs."""
+    most = 0.0
+    for seed in range(40):
+        draw = Draw("float16", np.random.default_rng(seed))
+        problem = gradients.with_gradient(draw, draw.qkv(6, 17, heads=2, d_k=16, spread=2.0))
+        exact = golden_gradients_of(problem)
+        bounds = {model: exact.bounds("float16", model) for model in ("fused", "unfused")}
+        for found, model in ((fused(problem), "fused"), (fused(problem, worse=True), "unfused")):
+            for name, x in found.items():
+                ratios = ratios_of(x, exact.values[name], bounds[model][name])
+                assert np.nanmax(ratios) <= 1, (seed, model, name)
+        low = fused(problem, worse=True)
+        most = max(most, *(float(np.nanmax(ratios_of(x, exact.values[n], bounds["fused"][n]))) for n, x in low.items()))
+    assert most > 1, "scores in 16 bits must show"
+
+
+def test_the_row_sum_of_a_stored_output_needs_its_term() -> None:
+    """Values far from 0: D from an output in 16 bits is far off, and within the bound."""
+    draw = Draw("float16", np.random.default_rng(3))
+    data = draw.qkv(8, 9, heads=1, d_k=8)
+    problem = gradients.with_gradient(draw, {**data, "v": draw.exact(data["v"] + 64.0)})
+    exact = golden_gradients_of(problem)
+    bound = exact.bounds("float16")["q"]
+    stored, wide = (fused(problem, output_stored=stored)["q"] for stored in (True, False))
+    assert np.max(ratios_of(stored, exact.values["q"], bound)) <= 1
+    apart, near = (np.max(np.abs(x - exact.values["q"])) for x in (stored, wide))
+    assert apart > 5 * near
+
+
+def test_missing_and_misshapen_gradients_are_named() -> None:
+    """No gradient, another shape and another dtype are each said in words, under D1."""
+    draw = Draw("float32", np.random.default_rng(0))
+    problem = gradients.with_gradient(draw, draw.qkv(4, 4))
+    values = golden_gradients_of(problem).values
+    dtypes = dict.fromkeys(values, "float32")
+
+    def said(given: dict[str, np.ndarray], dtypes: dict[str, str]) -> str:
+        result = Result(output=np.zeros(0), dtype="float32", gradients=given, gradient_dtypes=dtypes)
+        judged = judge_gradients(problem, result, PASS)
+        assert (judged.verdict, judged.fault) == ("fail", "D1")
+        return judged.message
+
+    assert said({name: values[name] for name in "qk"}, dtypes) == "there is no gradient of v"
+    assert "shape (2, 2, 8, 4), expected that of v" in said({**values, "v": np.swapaxes(values["v"], -1, -2)}, dtypes)
+    assert "dtype float64, expected that of k, float32" in said(values, {**dtypes, "k": "float64"})
+    result = Result(output=np.zeros(0), dtype="float32", gradients=values, gradient_dtypes=dtypes)
+    assert judge_gradients(problem, result, PASS).verdict == "pass"
+
+
+def test_rows_that_are_not_finite_are_not_judged() -> None:
+    """A NaN query leaves its own gradient and those of the keys that it sees open, and no others."""
+    draw = Draw("float32", np.random.default_rng(0))
+    data = draw.qkv(4, 4, batch=(), heads=1)
+    data["q"][..., 1, :] = np.nan
+    bounds = golden_gradients_of(gradients.with_gradient(draw, data, causal=True)).bounds("float32")
+    assert np.isinf(bounds["q"][0, 1]).all()
+    assert np.isfinite(bounds["q"][0, [0, 2, 3]]).all()
+    for name in "kv":
+        assert np.isinf(bounds[name][0, :2]).all()
+        assert np.isfinite(bounds[name][0, 2:]).all()
+
+
+def test_exact_zeros_have_no_bound() -> None:
+    """What only hidden pairs lead to is exactly 0, with a bound of exactly 0; -inf sinks and biases too."""
+    draw = Draw("bfloat16", np.random.default_rng(0))
+    bias = np.where(np.arange(6) == 2, -np.inf, 0.5)
+    problem = gradients.with_gradient(
+        draw, draw.qkv(4, 6), causal=True, q_start=-2, bias=bias, sinks=np.asarray([-np.inf, 1.0])
+    )
+    exact = golden_gradients_of(problem)
+    bounds = exact.bounds("bfloat16")
+    for at in (("q", np.s_[..., :2, :]), ("k", np.s_[..., 2:, :]), ("v", np.s_[..., 2:, :])):
+        assert not bounds[at[0]][at[1]].any()
+        assert not exact.values[at[0]][at[1]].any()
+    assert [*bounds["bias"][2:], *exact.values["bias"][2:]] == [0.0] * 8
+    assert bounds["sinks"][0] == exact.values["sinks"][0] == 0.0
+    assert bounds["sinks"][1] > 0
