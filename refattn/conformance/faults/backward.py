@@ -83,7 +83,7 @@ class Backward(Plain):
 
     def of_keys(self, scores: Array) -> Array:
         """(..., H, Lk, d_k)."""
-        return self.over_queries(scores, self.q) * self.factor()
+        return self.over_queries(scores, self.finite(self.q)) * self.factor()
 
     def of_values(self, weights: Array) -> Array:
         """(..., H, Lk, d_v)."""

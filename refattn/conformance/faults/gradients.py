@@ -16,7 +16,11 @@ def _dq_unscaled(self: Any, scores: Array) -> Array:
 
 
 def _dk_unscaled(self: Any, scores: Array) -> Array:
-    return self.over_queries(scores, self.q)
+    return self.over_queries(scores, self.finite(self.q))
+
+
+def _dk_of_raw_queries(self: Any, scores: Array) -> Array:
+    return self.over_queries(scores, self.q) * self.factor()
 
 
 def _dk_scaled_twice(self: Any, scores: Array) -> Array:
@@ -164,6 +168,7 @@ FAULTS = (
         steps={"kept_weights": _as_they_are, "empty_total": _nan_total, "selected": lambda self, x, seen: x},
     ),
     _fault("empty rows have gradients", "D3", steps={"kept_weights": _some_rows_uniform}),
+    _fault("gradients leak from queries", "D3", steps={"of_keys": _dk_of_raw_queries}),
     _fault("gradients leak from v", "D4", steps={"row_products": _raw_products, "selected": _unselected}),
     _fault("gradients leak from k", "D4", steps={"of_queries": _raw_keys}),
     _fault("no slope of the cap", "D5", steps={"slope": _no_slope}),

@@ -1,0 +1,109 @@
+"""refattn check --gradients: gradients that a library takes of a function, and those that a backward function gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from refattn import cli
+from refattn.conformance.cases import all_cases
+from refattn.conformance.isolation.target import IsolatedTarget
+from refattn.conformance.records import Report
+from refattn.conformance.runner import chosen_pairs, run_suite
+from refattn.conformance.targets import TargetError, find_target
+
+CASES = [case for case in all_cases() if case.name.startswith("gradients.") and case.build is not None]
+PAIRS = chosen_pairs(CASES, dtypes=("float32",))
+
+
+def judged(name: str, library: str, gradients: str | None, isolated: bool = False) -> Report:
+    """The report on a function in this process, or in one of its own."""
+    make = IsolatedTarget if isolated else find_target
+    return run_suite(make(f"gradient_kernels:{name}", library, None, gradients), PAIRS, 20)
+
+
+@pytest.mark.library("torch")
+def test_autograd_of_a_function_is_judged(library: object) -> None:
+    """What a right function can express passes, and a gradient that does not arrive is a failure, named by argument."""
+    right, wrong = (judged(name, "torch", "") for name in ("causal_softmax", "detached"))
+    counts = Counter(record.verdict for record in right.records)
+    assert counts["pass"] >= 6
+    assert counts["fail"] == counts["crashed"] == 0
+    assert wrong.counts["fail"] == counts["pass"]
+    assert all("gradient of k" in record.message for record in wrong.records if record.verdict == "fail")
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize("isolated", [False, True], ids=["here", "apart"])
+def test_a_backward_function_is_judged(isolated: bool) -> None:
+    """A right one of all arguments passes every case, in a process of its own too."""
+    report = judged("attend", "numpy", "gradient_kernels:backward", isolated)
+    assert {record.verdict for record in report.records} == {"pass"}
+    assert report.conforms
+
+
+@pytest.mark.library("numpy")
+def test_what_a_backward_function_leaves_out_is_not_passed() -> None:
+    """Cases about a gradient that does not come are unsupported, as are options that the function does not take."""
+    report = judged("attend", "numpy", "gradient_kernels:three")
+    lacking = {record.case: record.missing for record in report.records if record.verdict == "unsupported"}
+    assert report.counts["fail"] == report.counts["crashed"] == 0
+    assert lacking["gradients.sinks"] == ("sinks gradient",)
+    assert lacking["gradients.bias"] == ("bias gradient",)
+    assert "gradients.plain" not in lacking
+    report = judged("attend", "numpy", "gradient_kernels:knows_no_sinks")
+    lacking = {record.case: record.missing for record in report.records if record.verdict == "unsupported"}
+    assert lacking["gradients.sinks"] == ("sinks",)
+    assert "gradients.causal" not in lacking
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize(
+    ("name", "verdict", "words"),
+    [
+        ("swapped", "fail", "the gradient of k has shape (2, 2, 7, 6), expected that of k, (2, 2, 7, 4)"),
+        ("returns_nothing", "crashed", "returned None, expected a tuple or a dict"),
+    ],
+)
+def test_wrong_gradients_are_told(name: str, verdict: str, words: str) -> None:
+    """The shape that came, and what came instead of gradients, in words."""
+    report = judged("attend", "numpy", f"gradient_kernels:{name}")
+    assert not report.conforms
+    found = {record.case: record for record in report.records}["gradients.other_widths"]
+    assert found.verdict == verdict
+    assert words in found.message
+    assert found.diagnosis is not None
+
+
+@pytest.mark.library("numpy")
+def test_without_being_asked_for_gradients_are_unsupported() -> None:
+    """Neither a function nor a fast path is judged on what it was not asked for."""
+    assert judged("attend", "numpy", None).counts == {
+        **dict.fromkeys(judged("attend", "numpy", None).counts, 0),
+        "unsupported": len(PAIRS),
+    }
+    assert find_target("refattn-numpy-tiled").unsupported(("gradients",), "float32") != ""
+    assert find_target("refattn-numpy").unsupported(("gradients", "bias gradient", "sinks gradient"), "float32") == ""
+
+
+@pytest.mark.library("numpy")
+def test_targets_that_do_not_differentiate_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence says what to name instead; the command's exit code is 2."""
+    with pytest.raises(TargetError, match="numpy, which does not differentiate; name the function"):
+        find_target("gradient_kernels:attend", gradients="")
+    with pytest.raises(TargetError, match="has no 'nothing'"):
+        find_target("gradient_kernels:attend", gradients="gradient_kernels:nothing")
+    with pytest.raises(TargetError, match="is for a function of refattn's convention"):
+        find_target("refattn-numpy", gradients="gradient_kernels:backward")
+    assert cli.main(["check", "refattn-numpy-tiled", "--gradients", "--clauses", "D1"]) == 2
+    assert "which does not differentiate" in capsys.readouterr().err
+
+
+@pytest.mark.library("numpy")
+def test_the_command_judges_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    """--gradients takes a backward function, and the exit code is the verdict; how to call again says so too."""
+    command = ["check", "gradient_kernels:attend", "--clauses", "D5", "--quick", "--gradients"]
+    assert cli.main([*command, "gradient_kernels:backward"]) == 0
+    assert cli.main([*command, "gradient_kernels:no_slope"]) == 1
+    assert "--gradients gradient_kernels:no_slope" in capsys.readouterr().out
