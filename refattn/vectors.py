@@ -1,7 +1,7 @@
 """Certified vectors: calls of attention whose results are proven, read from JSON (E5).
 
-Outputs, log-sum-exps and weights are the real numbers of the specification, each rounded once to float64; no line of
-refattn computed them. A file is read as data alone, and only if it is the one that the manifest names.
+Outputs, log-sum-exps, weights and gradients are the real numbers of the specification, each rounded once to float64; no
+line of refattn computed them. A file is read as data alone, and only if it is the one that the manifest names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_BYTES = 2**24
 WIDTHS = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 REQUIRED = ("name", "clauses", "says", "flags", "dtypes", "q", "k", "v", "options", "visible", "expected", "proof")
-OPTIONAL = ("parts", "cache")
+OPTIONAL = ("parts", "cache", "grad_output")
 OPTIONS = ("causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start", "rotary")
 
 Convert = Callable[[Array], Array]
@@ -50,7 +50,8 @@ class Vector:
     dtypes are those that hold q, k and v exactly, the first the one in which they are stored. mask (bool) and bias are
     plain arrays that broadcast to (..., H, Lq, Lk); mask_data and bias_terms say where they come from. visible, of that
     whole shape, is what mask, causal and biases of -inf leave. rotary, if given, says how q and k are to be turned
-    first. raw is the vector as JSON has it.
+    first. gradients are those of q, k, v, bias and sinks for a grad_output, in their shapes; of a relative bias that of
+    the table. raw is the vector as JSON has it.
     """
 
     name: str
@@ -77,6 +78,8 @@ class Vector:
     output: Array
     lse: Array
     weights: Array
+    grad_output: Array | None
+    gradients: dict[str, Array]
     parts: tuple[Part, ...]
     cache: dict[str, Any] | None
     raw: dict[str, Any]
@@ -158,7 +161,7 @@ def save_npz(vector: Vector, folder: Path) -> None:
     """
     import numpy as np
 
-    inputs: dict[str, Any] = {name: getattr(vector, name) for name in ("q", "k", "v", "bias", "sinks")}
+    inputs: dict[str, Any] = {name: getattr(vector, name) for name in ("q", "k", "v", "bias", "sinks", "grad_output")}
     dtype = "float64" if vector.dtypes[0] == "float64" else "float32"
     inputs = {name: None if x is None else x.astype(dtype) for name, x in inputs.items()}
     inputs |= {name: getattr(vector, name) for name in ("mask", "scale", "softcap", "q_start", "visible")}
@@ -166,7 +169,9 @@ def save_npz(vector: Vector, folder: Path) -> None:
     inputs |= {f"rotary_{name}": value for name, value in (vector.rotary or {}).items() if value is not None}
     inputs = {name: np.asarray(x) for name, x in inputs.items() if x is not None}
     np.savez(folder / f"{vector.name}.npz", **inputs)
-    np.savez(folder / f"{vector.name}.expected.npz", output=vector.output, lse=vector.lse, weights=vector.weights)
+    expected = {"output": vector.output, "lse": vector.lse, "weights": vector.weights}
+    expected |= {f"gradient_{name}": x for name, x in vector.gradients.items()}
+    np.savez(folder / f"{vector.name}.expected.npz", **expected)
 
 
 def mask_of(data: dict[str, Any], array: Convert = lambda host: host) -> Any:
@@ -262,7 +267,7 @@ def _vectors_in(file: str, data: bytes) -> Iterator[Vector]:
 def _vector(raw: dict[str, Any]) -> Vector:
     options = raw["options"]
     _keys("options", options, (), OPTIONS)
-    _keys("expected", raw["expected"], ("output", "lse", "weights"))
+    _keys("expected", raw["expected"], ("output", "lse", "weights"), ("gradients",))
     mask, bias, rotary = options.get("mask"), options.get("bias"), options.get("rotary")
     return Vector(
         name=raw["name"],
@@ -289,6 +294,8 @@ def _vector(raw: dict[str, Any]) -> Vector:
         output=floats(raw["expected"]["output"]),
         lse=floats(raw["expected"]["lse"]),
         weights=floats(raw["expected"]["weights"]),
+        grad_output=floats(raw["grad_output"]) if "grad_output" in raw else None,
+        gradients={name: floats(x) for name, x in raw["expected"].get("gradients", {}).items()},
         parts=tuple(_part(part) for part in raw.get("parts", ())),
         cache=raw.get("cache"),
         raw=raw,

@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import oracle
 from certify.attend import RefusedError, certify
 from certify.call import Call, Recipe
 from certify.draw import Draw, fits
+from certify.gradients import certify_gradients
 from certify.pairs import slope
 from certify.recipes import BOOKS
 from certify.rounding import exact, midpoints, rounded
@@ -129,6 +131,27 @@ def test_certified_values_are_those_of_the_definition() -> None:
     )
     for name in ("output", "lse", "weights"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-13, atol=1e-15)
+
+
+def test_certified_gradients_are_slopes_of_the_definition() -> None:
+    """Plain loops over floats rise along a direction as the certified gradients say, every option being in use."""
+    draw = Draw("slopes", "float64")
+    data, bias, sinks = draw.qkv(4, 6, heads=4, kv_heads=2), draw.array(6), draw.array(4)
+    gradient, shown = draw.array(2, 4, 4, 8), draw.shown(4, 6)
+    plain_options: dict[str, Any] = {"scale": 0.7, "softcap": 2.5, "q_start": [1, 2], "k_start": -1}
+    arrays = {**data, "bias": bias, "sinks": sinks}
+    term = ({"kind": "array", "array": bias},)
+    call = Call(**data, **plain_options, sinks=sinks, bias=term, mask={"kind": "dense", "array": shown}, causal=True)
+    ours = certify_gradients(replace(call, grad_output=gradient)).values
+    steps = {name: draw.array(*x.shape) for name, x in arrays.items()}
+
+    def output(step: float) -> Any:
+        x = {name: array + step * steps[name] for name, array in arrays.items()}
+        options = {**plain_options, "mask": oracle.dense(shown), "bias": oracle.array_bias(x["bias"])}
+        return oracle.attention(x["q"], x["k"], x["v"], sinks=x["sinks"], causal_too=True, **options).output
+
+    rise = float(np.sum((output(1e-5) - output(-1e-5)) * gradient)) / 2e-5
+    assert rise == pytest.approx(sum(float(np.sum(ours[name] * steps[name])) for name in arrays), rel=1e-7)
 
 
 # ---- all of them ------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from refattn.conformance.judge import error_over_bound
 from refattn.conformance.plain import rounded
 from refattn.conformance.tracked import pair_sums, turned, turning_error
 from refattn.errors import VectorError
+from refattn.golden_gradients import GoldenGradients
 from refattn.goldens import golden_visible
 from refattn.vectors import Vector
 
@@ -160,6 +161,24 @@ def test_the_core_keeps_the_bound_of_every_dtype(dtype: str) -> None:
             assert ratio <= 1 or np.isnan(ratio), f"{vector.name}: {ratio}"
             judged += not np.isnan(ratio)
     assert judged > 300
+
+
+def test_certified_gradients_are_within_the_float64_bound() -> None:
+    """attention_vjp and the golden gradients lie within a quarter of the float64 bound around every certified one."""
+    found = [vector for vector in VECTORS if vector.gradients]
+    assert len(found) > 40
+    for vector in found:
+        computed = refattn.attention_vjp(vector.q, vector.k, vector.v, vector.grad_output, **vector.options())
+        table = vector.bias_terms != ()
+        shapes = {name: x.shape for name, x in vector.gradients.items() if not (table and name == "bias")}
+        exact = GoldenGradients(golden_of(vector), np.asarray(vector.grad_output), shapes)
+        bounds = exact.bounds("float64")
+        for name in shapes:
+            for who, values in (("core", getattr(computed, name)), ("golden", exact.values[name])):
+                ratio = error_over_bound(values, vector.gradients[name], bounds[name])
+                assert ratio <= 0.25, f"{vector.name}, {name}, {who}: {ratio}"
+        if table:
+            np.testing.assert_allclose(computed.bias, vector.gradients["bias"], rtol=0, atol=1e-14)
 
 
 def test_visible_pairs_and_biases_are_what_the_options_say() -> None:
@@ -357,7 +376,7 @@ def test_the_reader_in_javascript_agrees(node: str) -> None:
     assert {line[1] for line in lines if line} == set(CHAPTERS)
     assert sum(int(line[2]) for line in lines if line) == len(VECTORS)
     assert sum(int(line[3]) for line in lines if line) == sum(
-        x.size for vector in VECTORS for x in (vector.output, vector.lse, vector.weights)
+        x.size for vector in VECTORS for x in (vector.output, vector.lse, vector.weights, *vector.gradients.values())
     )
     assert all(float(line[4]) < 1e-13 for line in lines if line)
 

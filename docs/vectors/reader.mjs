@@ -124,6 +124,56 @@ function attention(vector) {
   return result;
 }
 
+// ---- gradients -----------------------------------------------------------------------------------------------------
+
+// The derivatives of the sum of grad_output times the output, flat, from the weights of `attention`. Hidden pairs add
+// nothing, whatever they hold.
+function gradients(vector, weights) {
+  const { options } = vector;
+  const [q, k, v, visible, given] = [vector.q, vector.k, vector.v, vector.visible, vector.grad_output].map(array);
+  if (q.shape.length === 2) for (const x of [q, k, v, visible, given]) x.shape = [1, ...x.shape];
+  const [dK, keys] = [q.shape.at(-1), k.shape.at(-2)];
+  const scale = options.scale ? number(options.scale) : 1 / Math.sqrt(dK);
+  const cap = options.softcap && number(options.softcap);
+  const term = options.bias?.terms?.[0];
+  const bias = options.bias && array(term ? term.table : options.bias.values);
+  const sinks = options.sinks && array(options.sinks);
+  const found = { q: q.values.map(() => 0), k: k.values.map(() => 0), v: v.values.map(() => 0) };
+  if (bias) found.bias = bias.values.map(() => 0);
+  if (sinks) found.sinks = sinks.values.map(() => 0);
+  const start = (x, index) => offset(x.shape.slice(0, -1), index) * x.shape.at(-1);
+  const times = (x, a, y, b, n) => Array.from({ length: n }, (_, c) => x[a + c] * y[b + c]).reduce((s, t) => s + t, 0);
+
+  for (const index of indices(visible.shape.slice(0, -1))) {
+    const [batch, head, i] = [index.slice(0, -2), index.at(-2), index.at(-1)];
+    const kvHead = Math.floor(head / (q.shape.at(-3) / k.shape.at(-3)));
+    const [atQ, atG, width] = [start(q, index), start(given, index), given.shape.at(-1)];
+    const seen = [...Array(keys).keys()].filter((j) => visible.values[offset(visible.shape, [...index, j])]);
+    const weight = (j) => weights[offset(visible.shape, [...index, j])];
+    const product = (j) => times(given.values, atG, v.values, start(v, [...batch, kvHead, j]), width);
+    const ofRow = seen.reduce((sum, j) => sum + weight(j) * product(j), 0);
+    for (const j of seen) {
+      const [atK, atV] = [start(k, [...batch, kvHead, j]), start(v, [...batch, kvHead, j])];
+      const logit = weight(j) * (product(j) - ofRow);
+      const score = times(q.values, atQ, k.values, atK, dK) * scale;
+      const slope = (cap ? 1 - Math.tanh(score / cap) ** 2 : 1) * scale * logit;
+      for (let c = 0; c < dK; c++) {
+        found.q[atQ + c] += slope * k.values[atK + c];
+        found.k[atK + c] += slope * q.values[atQ + c];
+      }
+      for (let c = 0; c < width; c++) found.v[atV + c] += weight(j) * given.values[atG + c];
+      if (term) {
+        const reach = (bias.shape.at(-1) - 1) / 2;
+        const distance = j + (options.k_start ?? 0) - i - (options.q_start ?? 0);
+        found.bias[offset(bias.shape, [head, Math.max(-reach, Math.min(reach, distance)) + reach])] += logit;
+      } else if (bias) found.bias[offset(bias.shape, [...index, j])] += logit;
+    }
+    const share = 1 - seen.reduce((sum, j) => sum + weight(j), 0);
+    if (sinks && seen.length) found.sinks[head] -= share * ofRow;
+  }
+  return found;
+}
+
 // ---- comparison ----------------------------------------------------------------------------------------------------
 
 function error(actual, expected) {
@@ -138,8 +188,15 @@ for (const file of process.argv.slice(2)) {
   let [compared, worst] = [0, 0];
   for (const vector of data.vectors) {
     const result = attention(vector);
-    for (const name of ["output", "lse", "weights"]) {
-      const expected = array(vector.expected[name]).values;
+    const proven = { output: vector.expected.output, lse: vector.expected.lse, weights: vector.expected.weights };
+    if (vector.grad_output) {
+      for (const [name, values] of Object.entries(gradients(vector, result.weights))) {
+        result[`gradient of ${name}`] = values;
+        proven[`gradient of ${name}`] = vector.expected.gradients[name];
+      }
+    }
+    for (const name of Object.keys(proven)) {
+      const expected = array(proven[name]).values;
       if (result[name].length !== expected.length) throw new Error(`${vector.name}: ${name} has another shape`);
       result[name].forEach((actual, i) => {
         const off = error(actual, expected[i]) / result.largest;

@@ -5,6 +5,7 @@
     pairs.py     which pairs are visible, and what is added to their scores
     rounding.py  the one float64 that a real number rounds to, proven
     attend.py    the call's output, weights and log-sum-exp, each proven
+    gradients.py the gradients of the arguments, each proven
     recipes/     the calls, one module per chapter
     write.py     vectors and manifest in their canonical form
 

@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 def certify(call: Call, keys: tuple[int, int] | None = None) -> Certified:
     """The results of a call; over a range of keys alone and without sinks, if one is given. Raises RefusedError."""
-    evaluation = _Evaluation(call, keys)
+    evaluation = Evaluation(call, keys)
     *lead, q_len, k_len = call.pairs
     output = np.zeros((*lead, q_len, call.v.shape[-1]))
     lse, weights = np.zeros((*lead, q_len)), np.zeros((*lead, q_len, k_len))
@@ -81,7 +81,7 @@ def certify(call: Call, keys: tuple[int, int] | None = None) -> Certified:
     )
 
 
-def _settled(evaluation: _Evaluation, index: tuple[int, ...]) -> tuple[list[float], int, int]:
+def _settled(evaluation: Evaluation, index: tuple[int, ...]) -> tuple[list[float], int, int]:
     """Weights, output and log-sum-exp of one row, the precision that took, and how many were rational."""
     for precision in PRECISIONS:
         with flint.ctx.workprec(precision):
@@ -95,7 +95,7 @@ def _settled(evaluation: _Evaluation, index: tuple[int, ...]) -> tuple[list[floa
     raise RefusedError(f"row {index} is not settled by {PRECISIONS[-1]} bits: {values}")
 
 
-class _Evaluation:
+class Evaluation:
     """One call, row by row, at the precision that is set."""
 
     def __init__(self, call: Call, keys: tuple[int, int] | None) -> None:
@@ -179,14 +179,15 @@ class _Evaluation:
         if isinstance(bias, float) or not (np.isfinite(query).all() and np.isfinite(key).all()):
             return None
         raw = self.score(index, (*kv, j), flint.ctx.prec)
-        value = self._capped(self._scaled(raw)) + bias
+        value = self._capped(self.scaled(raw)) + bias
         if isinstance(value, fmpq):
             return Logit(value, ("rational", value))
         # Cap and scale are one to one, so equal raw scores and equal biases are what equal logits come from.
         known = isinstance(raw, fmpq) and isinstance(bias, fmpq) and self.call.scale != 0
         return Logit(value, (raw, bias) if known else j)
 
-    def _scaled(self, raw: Exact) -> Exact:
+    def scaled(self, raw: Exact) -> Exact:
+        """A raw score, or a sum of such, times the scale."""
         if self.call.scale is not None:
             return raw * exact(self.call.scale)
         width = self.q.shape[-1]

@@ -18,7 +18,8 @@ class Call:
     mask is {"kind": "window", "left": 1, "right": 0} and the like, nested in "of" for and, or, not; bias a tuple of
     terms {"kind": "array", "array": ...}, {"kind": "alibi"}, {"kind": "relative", "table": ...}; rotary has style,
     base, width, q_positions and k_positions. `parts` are ranges of keys to evaluate on their own, without sinks;
-    `cache` says how a cache is filled with k and v; `wide` names the arrays that keep float32 whatever the kind is.
+    `cache` says how a cache is filled with k and v; `wide` names the arrays that keep float32 whatever the kind is;
+    `grad_output`, the gradient of the output, asks for the gradients of the arguments.
     """
 
     q: np.ndarray
@@ -36,6 +37,7 @@ class Call:
     parts: tuple[tuple[int, int], ...] = ()
     cache: dict[str, Any] | None = None
     wide: tuple[str, ...] = ()
+    grad_output: np.ndarray | None = None
 
     @property
     def batch(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from certify.attend import PRECISIONS, Certified, certify
 from certify.call import Book, Call, Recipe
 from certify.draw import KINDS, fits
+from certify.gradients import certify_gradients
 from certify.pairs import added, pair_of, visible
 from certify.recipes import BOOKS, NOT_SHOWN
 from certify.rounding import exact, rounded
@@ -50,15 +51,16 @@ def vectors_of(recipe: Recipe, chapter: str) -> Iterator[dict[str, Any]]:
         about = {"name": name, "clauses": list(recipe.clauses), "says": recipe.says, "flags": sorted(flags)}
         count = _numbers(vector)
         assert count <= MOST_NUMBERS, f"{name} holds {count} numbers"
-        assert all(clause[0] in "ASMPGBKTN" for clause in recipe.clauses) and recipe.clauses[0][0] == chapter, name
+        assert all(clause[0] in "ASMPGBKTDN" for clause in recipe.clauses) and recipe.clauses[0][0] == chapter, name
         yield about | vector
 
 
 def vector_of(call: Call, kind: str) -> dict[str, Any]:
     """Inputs, options and certified results of one call."""
     result = certify(call)
+    gradients = None if call.grad_output is None else certify_gradients(call)
     stored = KINDS[kind][0]
-    for name in ("q", "k", "v", "sinks"):
+    for name in ("q", "k", "v", "sinks", "grad_output"):
         if (values := getattr(call, name)) is not None:
             for dtype in ("float32", "float64") if name in call.wide else KINDS[kind]:
                 assert all(fits(float(x), dtype) for x in values.ravel()), f"{name} is not exact in {dtype}"
@@ -67,10 +69,15 @@ def vector_of(call: Call, kind: str) -> dict[str, Any]:
         **{name: array(getattr(call, name), stored) for name in ("q", "k", "v")},
         "options": _options(call, stored),
         "visible": booleans(result.visible),
-        "expected": _expected(result, weights=True),
+        **({} if call.grad_output is None else {"grad_output": array(call.grad_output, stored)}),
+        "expected": _expected(result, weights=True)
+        | ({} if gradients is None else {"gradients": {n: array(x, "float64") for n, x in gradients.values.items()}}),
         **({"parts": [_part(call, keys) for keys in call.parts]} if call.parts else {}),
         **({"cache": call.cache} if call.cache else {}),
-        "proof": {"bits": result.precision, "rational": result.rational},
+        "proof": {
+            "bits": max(result.precision, gradients.precision if gradients else 0),
+            "rational": result.rational + (gradients.rational if gradients else 0),
+        },
     }
 
 
@@ -181,7 +188,7 @@ def _flags_of(call: Call, kind: str, vector: dict[str, Any]) -> Iterator[str]:
         yield "empty-row"
     if call.q.ndim > 2 and call.q.shape[-3] != call.k.shape[-3]:
         yield "grouped-heads"
-    if any("7ff8000000000000" in x["bits"] for x in vector["expected"].values()):
+    if any("7ff8000000000000" in x["bits"] for name, x in vector["expected"].items() if name != "gradients"):
         yield "nan-expected"
     if call.causal and call.q_start is not None and call.pairs[-1] > call.pairs[-2] > 0:
         starts = np.asarray(call.q_start)

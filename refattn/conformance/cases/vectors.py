@@ -43,7 +43,13 @@ def problem_of(vector: Vector, dtype: str) -> Problem:
         q_start=_start(vector.q_start),
         k_start=_start(vector.k_start),
         coherent=bool(COHERENT & set(vector.flags)),
-        certified={"output": vector.output, "lse": vector.lse, "weights": vector.weights},
+        grad_output=vector.grad_output,
+        certified={
+            "output": vector.output,
+            "lse": vector.lse,
+            "weights": vector.weights,
+            **{f"gradient of {name}": x for name, x in vector.gradients.items()},
+        },
     )
 
 
@@ -55,7 +61,7 @@ def _dtypes(vector: Vector) -> tuple[str, ...]:
     """The dtypes in which a vector is a case: those of its kind that hold its bias and sinks as well."""
     if vector.rotary is not None:
         return ()
-    summands = [x for x in (vector.bias, vector.sinks) if x is not None]
+    summands = [x for x in (vector.bias, vector.sinks, vector.grad_output) if x is not None]
     exact = {dtype for dtype in vector.dtypes if all(_holds(dtype, x) for x in summands)}
     return tuple(dtype for dtype in DTYPES[vector.name.rpartition(".")[2]] if dtype in exact)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from certify.call import Book
-from certify.recipes import arrays, biases, caches, heads, masks_by_index, numbers, scores, softmax, tiling
+from certify.recipes import arrays, biases, caches, gradients, heads, masks_by_index, numbers, scores, softmax, tiling
 
 BOOKS: tuple[Book, ...] = (
     arrays.BOOK,
@@ -14,6 +14,7 @@ BOOKS: tuple[Book, ...] = (
     biases.BOOK,
     caches.BOOK,
     tiling.BOOK,
+    gradients.BOOK,
     numbers.BOOK,
 )
 
@@ -35,7 +36,7 @@ NOT_SHOWN: dict[str, str] = {
     "K5": "It is about what is refused.",
     "K6": "It is about what is refused, and about traced calls.",
     "T4": "Memory is no value.",
-    **dict.fromkeys(("D1", "D2", "D3", "D4", "D5", "D6", "D7", "D8", "D9"), "Vectors hold no gradients yet."),
+    "D9": "It is about what a library differentiates, whose values are those of the other clauses.",
     "N2": "It is about traced calls, whose values are those of the other clauses.",
     "N3": "It is about what is refused.",
     "N4": "It takes two calls.",
