@@ -8,6 +8,8 @@ import pytest
 
 from refattn import cli
 from refattn.conformance.cases import all_cases
+from refattn.conformance.faults import named
+from refattn.conformance.faults.catch import target_of
 from refattn.conformance.isolation.target import IsolatedTarget
 from refattn.conformance.records import Report
 from refattn.conformance.runner import chosen_pairs, run_suite
@@ -107,3 +109,15 @@ def test_the_command_judges_gradients(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main([*command, "gradient_kernels:backward"]) == 0
     assert cli.main([*command, "gradient_kernels:no_slope"]) == 1
     assert "--gradients gradient_kernels:no_slope" in capsys.readouterr().out
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize("name", ["row sum missing", "scale missing from dq", "no slope of the cap"])
+def test_wrong_gradients_are_named(name: str) -> None:
+    """What the report says of most failures is the fault of the catalogue that gives these gradients."""
+    cases = [(case, "bfloat16") for case in CASES if case.name in ("gradients.plain", "gradients.softcap")]
+    target = target_of(named(name), "numpy")
+    failed = [record for record in run_suite(target, cases, 20).records if record.verdict == "fail"]
+    assert failed
+    assert all(f'the gradients match "{name}" [D' in record.message for record in failed)
+    assert all(record.diagnosis and record.diagnosis["sentence"] == record.message for record in failed)

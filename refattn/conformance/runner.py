@@ -43,6 +43,7 @@ def run_case(
     """
     from refattn.conformance import diagnosis
     from refattn.conformance.case import Unsupported
+    from refattn.conformance.diagnosis.gradients import likeness
     from refattn.conformance.gradients import is_of_gradient
     from refattn.conformance.judge import judge
     from refattn.conformance.targets.base import WorkerError
@@ -84,6 +85,8 @@ def run_case(
         return Record(**about, verdict="pass", notes=tuple(notes))
     judged = judge(problem, result)
     of_gradient = judged.verdict == "fail" and is_of_gradient(judged)
+    if of_gradient:
+        judged = replace(judged, message=judged.message + likeness(problem, result))
     # What is known of faults and pictures is about outputs alone.
     plain = replace(problem, grad_output=None)
     answer = diagnosis.Evidence(plain, result, judged, case=case.name, clauses=case.clauses)

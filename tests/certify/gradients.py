@@ -60,8 +60,7 @@ class _Sums:
         self.arrays = {name: _zeros(np.shape(getattr(call, name))) for name in ("q", "k", "v")}
         if call.bias:
             (self.term,) = call.bias
-            array = self.term.get("array", self.term.get("table"))
-            self.arrays["bias"] = _zeros(np.shape(array))
+            self.arrays["bias"] = _zeros(self.term["array" if self.term["kind"] == "array" else "table"].shape)
         if call.sinks is not None:
             self.arrays["sinks"] = _zeros(np.shape(call.sinks))
 

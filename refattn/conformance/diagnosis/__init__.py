@@ -5,6 +5,7 @@ hypotheses.py   the catalogue, alone and in pairs, as functions from a problem t
 readings.py     other calls that may have been answered; fitting.py takes numbers from the answer
 evidence.py     the one place where an answer is compared with a prediction
 where.py        rows, heads, keys and tiles that are wrong
+gradients.py    the faults of gradients, each compared with what came
 single.py       one failure explained
 summary.py      all failures of a report explained by one fault, or two
 """

@@ -1,0 +1,59 @@
+"""Which fault of the catalogue gives the same gradients as a target."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refattn.arrays import Array
+from refattn.bounds import ROUNDOFF
+from refattn.conformance.case import Problem
+from refattn.conformance.diagnosis.evidence import FITS, worst
+from refattn.conformance.faults import FAULTS, Fault
+from refattn.conformance.gradients import golden_gradients_of
+from refattn.conformance.judge import Result
+from refattn.conformance.targets.base import TargetError
+from refattn.conformance.targets.function import FunctionTarget
+
+# Pairs of query and key beyond which faults take too long for a report.
+LARGEST = 20_000
+
+
+def likeness(problem: Problem, result: Result) -> str:
+    """The fault whose gradients these are, in words that continue a sentence; "" if there is none.
+
+    A fault fits if all gradients are near what it gives, and what it changes is far from right.
+    """
+    if problem.grad_output is None or problem.q.shape[-2] * problem.k.shape[-2] > LARGEST or not result.gradients:
+        return ""
+    exact = golden_gradients_of(problem)
+    bounds = exact.bounds(problem.dtype, "fused", problem.coherent)
+    for fault in FAULTS:
+        found = _gradients(fault, problem) if fault.backward and problem.dtype in fault.dtypes else {}
+        if not result.gradients.keys() <= found.keys():
+            continue
+        if any(np.shape(x) != np.shape(found[name]) for name, x in result.gradients.items()):
+            continue
+        moved = max(worst(found[name], exact.values[name], bounds[name]) for name in result.gradients)
+        apart = max(
+            worst(x, found[name], _room(bounds[name], found[name], problem)) for name, x in result.gradients.items()
+        )
+        if moved > FITS and apart <= FITS:
+            return f'; the gradients match "{fault.name}" [{fault.clause}]'
+    return ""
+
+
+def _room(bound: Array, predicted: Array, problem: Problem) -> Array:
+    """The bound, widened by the rounding of what is larger than it should be."""
+    return bound + 2 * ROUNDOFF[problem.dtype] * np.abs(np.where(np.isfinite(predicted), predicted, 0.0))
+
+
+def _gradients(fault: Fault, problem: Problem) -> dict[str, Array]:
+    """What a fault makes of a problem, on NumPy; nothing where it raises."""
+    try:
+        target = FunctionTarget(fault.name, "numpy", fault.attention(), fault.gradients())
+        if target.unsupported(problem.needs, problem.dtype):
+            return {}
+        with np.errstate(all="ignore"):
+            return target.call(problem).gradients
+    except (TargetError, ValueError, TypeError, IndexError):
+        return {}
