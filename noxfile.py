@@ -13,8 +13,12 @@ RUNNER = ("python", "-m", "pytest")
 # For all tests but those of times, which want the machine for themselves.
 BOTH_CORES = ("-n", "2", "--dist", "worksteal")
 TIMES = "tests/test_speed.py"
-# For libraries that compile each new shape or schedule each call: of the certified vectors those of one chapter.
-FEW_VECTORS = "not vectors. or vectors.S"
+# For libraries that compile each new shape or schedule each call: of the certified vectors those of one chapter, and
+# gradients where a library could have its own way.
+FEW_CASES = (
+    "(not vectors. or vectors.S) and "
+    "(not gradients. or gradients.empty_rows or gradients.poison or gradients.softcap or gradients.taken)"
+)
 
 # Implementations that no random problem may accuse; the second compile or schedule each of them.
 RIGHT = (
@@ -126,14 +130,14 @@ def strict(session: nox.Session) -> None:
 def jax(session: nox.Session) -> None:
     """Test on JAX, which compiles each new shape: in few dtypes (6 minutes)."""
     install(session, "test", extra="jax")
-    both_suites(session, "jax", *RUNNER, *BOTH_CORES, dtypes=("float32,bfloat16", "float32"), cases=FEW_VECTORS)
+    both_suites(session, "jax", *RUNNER, *BOTH_CORES, dtypes=("float32,bfloat16", "float32"), cases=FEW_CASES)
 
 
 @nox.session(requires=["wheel"])
 def dask(session: nox.Session) -> None:
     """Test on Dask (3 minutes)."""
     install(session, "test", extra="dask")
-    both_suites(session, "dask", *RUNNER, *BOTH_CORES, cases=FEW_VECTORS)
+    both_suites(session, "dask", *RUNNER, *BOTH_CORES, cases=FEW_CASES)
 
 
 @nox.session(requires=["wheel"], default=False, reuse_venv=True)
