@@ -99,8 +99,19 @@ def test_clauses_can_be_chosen(capsys: pytest.CaptureFixture[str], names: list[s
     """Labels and chapters, in capitals or not, choose what is printed; --json gives every field."""
     data = json.loads(run(capsys, "clauses", "--json", *names))
     assert {clause["label"] for clause in data} == expected
-    assert set(data[0]) == {"label", "level", "title", "text", "note", "chapter"}
+    assert set(data[0]) >= {"label", "level", "title", "text", "note", "chapter"}
     assert all(clause["chapter"] in CHAPTERS for clause in data)
+
+
+def test_a_clause_leads_to_its_code_and_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    """Named by its label, a clause is followed by where it leads; a chapter is printed without."""
+    (clause,) = json.loads(run(capsys, "clauses", "--json", "M4"))
+    assert "masks.causal" in clause["cases"]
+    assert "causal is ignored" in clause["faults"]
+    assert any(place.startswith("pipeline.attention (refattn/pipeline.py:") for place in clause["code"])
+    text = " ".join(run(capsys, "clauses", "M4").split())
+    assert "errors: CausalError" in text
+    assert "errors:" not in run(capsys, "clauses", "M")
 
 
 @pytest.mark.parametrize(("name", "advice"), [("Z9", "the chapters are"), ("M99", "chapter M has M1, M2")])
