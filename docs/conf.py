@@ -17,7 +17,10 @@ version = release = version_of("refattn")
 root_doc = "index"
 extensions = [
     *("myst_parser", "sphinx_design", "sphinx_copybutton", "sphinxcontrib.katex"),
-    *("sphinx.ext.autodoc", "sphinx.ext.napoleon", ),
+    *(
+        "sphinx.ext.autodoc",
+        "sphinx.ext.napoleon",
+    ),
     *("clauses", "source", "computed", "picture"),
 ]
 exclude_patterns = ["_build", "examples", "scoreboard/reproductions"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from sphinx.util.nodes import make_refnode
 from refattn.clauses import CHAPTERS, CLAUSES, Clause, clause
 from refattn.conformance.case import Case
 from refattn.conformance.cases import all_cases
-from refattn.conformance.public_reports import REPORTS
 from refattn.conformance.trace import Trace, trace
 
 LOG = logging.getLogger(__name__)
@@ -90,7 +88,10 @@ def leads(label: str, found: Trace) -> nodes.Node:
 
 def parts_of(label: str, found: Trace) -> list[tuple[str, list[nodes.Node]]]:
     """What a clause leads to, by title: links and words."""
-    board = departing(label)
+    board = [
+        page_link("scoreboard/README", name, f"{name} {failed}/{judged}")
+        for name, (failed, judged) in departing(label).items()
+    ]
     counted = {
         "cases": [page_link(CASES_PAGE, f"cases-{label}", str(len(found.cases)))] if found.cases else [],
         "vectors": [page_link(VECTORS_PAGE, "", str(len(found.vectors)))] if found.vectors else [],
@@ -101,7 +102,7 @@ def parts_of(label: str, found: Trace) -> list[tuple[str, list[nodes.Node]]]:
         ("code", [code_link(place.module, place.line, str(place)) for place in found.code]),
         ("error", [nodes.literal("", name) for name in found.errors]),
         *counted.items(),
-        ("departs", [page_link("scoreboard/README", name, f"{name} {few}/{all_}") for name, (few, all_) in board.items()]),
+        ("departs", board),
     ]
 
 

@@ -38,7 +38,9 @@ class PictureDirective(SphinxDirective):
         self.env.note_dependency(importlib.import_module(module).__file__)
         figure = nodes.figure(classes=["picture"])
         for style, settings in STYLES.items():
-            image = nodes.image(alt=self.options["alt"], classes=[f"only-{style}"], uri=self.drawn(draw, style, settings))
+            image = nodes.image(
+                alt=self.options["alt"], classes=[f"only-{style}"], uri=self.drawn(draw, style, settings)
+            )
             if "width" in self.options:
                 image["width"] = self.options["width"]
             figure += image

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
@@ -13,7 +15,7 @@ from refattn.masks import Mask
 SEEN = "#2f81f7"
 
 
-def grid(axes: plt.Axes, visible: np.ndarray, title: str, q_start: int = 0, k_start: int = 0) -> None:
+def grid(axes: Any, visible: Any, title: str, q_start: int = 0, k_start: int = 0) -> None:
     """One mask as squares: rows are queries, columns keys, filled where the query sees the key."""
     rows, columns = visible.shape
     axes.imshow(visible, cmap=ListedColormap(["none", SEEN]), vmin=0, vmax=1, aspect="equal")
@@ -30,17 +32,20 @@ def grid(axes: plt.Axes, visible: np.ndarray, title: str, q_start: int = 0, k_st
 
 def drawn(shown: list[tuple[str, Mask, int]], q_len: int, k_len: int, columns: int = 4) -> Figure:
     """Masks side by side, each with its title and the position of its first query."""
+    columns = min(columns, len(shown))
     lines = -(-len(shown) // columns)
-    figure, axes = plt.subplots(lines, min(columns, len(shown)), figsize=(2.1 * min(columns, len(shown)), 2.2 * lines * max(0.6, q_len / k_len)), squeeze=False)
-    for place in axes.flat:
+    size = (2.1 * columns, 2.2 * lines * max(0.6, q_len / k_len))
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False)
+    for place in axes.flat[len(shown) :]:
         place.axis("off")
     for place, (title, mask, q_start) in zip(axes.flat, shown, strict=False):
-        place.axis("on")
-        grid(place, np.broadcast_to(mask.to_array(q_len, k_len, q_start=q_start, like=np.zeros(1)), (q_len, k_len)), title, q_start)
+        visible = mask.to_array(q_len, k_len, q_start=q_start, like=np.zeros(1))
+        grid(place, np.broadcast_to(visible, (q_len, k_len)), title, q_start)
     figure.tight_layout()
     return figure
 
 
 def alignment() -> Figure:
     """The two ways to align a causal mask where there are fewer queries than keys."""
-    return drawn([("q_start = 0 (top-left)", masks.causal(), 0), ("q_start = Lk - Lq = 3 (bottom-right)", masks.causal(), 3)], 2, 5, columns=2)
+    readings = [("q_start = 0: top-left", masks.causal(), 0), ("q_start = 3: bottom-right", masks.causal(), 3)]
+    return drawn(readings, 2, 5, columns=2)
