@@ -116,6 +116,20 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheel"])
+def docs(session: nox.Session) -> None:
+    """Build the book and its edition for print, offline, and check what was built (1 minute)."""
+    install(session, "docs")
+    book, strictly = session.cache_dir / "book", ("--nitpicky", "--fail-on-warning", "--keep-going", "--quiet")
+    shutil.rmtree(book, ignore_errors=True)
+    env = {"PYTHONSAFEPATH": "1"}
+    session.run("sphinx-build", *strictly, "-b", "html", "docs", str(book / "html"), env=env)
+    of_print = ("-D", "root_doc=print", "-D", "suppress_warnings=toc.not_included")
+    session.run("sphinx-build", *strictly, "-b", "singlehtml", *of_print, "docs", str(book / "print"), env=env)
+    env["REFATTN_BOOK"] = str((book / "html").resolve())
+    session.run(*RUNNER, "tests/docs", *session.posargs, env=env)
+
+
+@nox.session(requires=["wheel"])
 def strict(session: nox.Session) -> None:
     """Test on array-api-strict with its strictest flags (1 minute)."""
     install(session, "test")

@@ -15,6 +15,8 @@ os.environ["PATH"] = os.pathsep.join([str(wheel / "bin"), str(wheel), os.environ
 project, author, project_copyright = "refattn", "The refattn contributors", "the refattn contributors"
 version = release = version_of("refattn")
 root_doc = "index"
+# Whose directives and roles go without a prefix: {clause}.
+primary_domain = "refattn"
 extensions = [
     *("myst_parser", "sphinx_design", "sphinx_copybutton", "sphinxcontrib.katex"),
     *(

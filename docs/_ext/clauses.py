@@ -234,8 +234,6 @@ class ClausesDomain(Domain):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Adds the domain and the generated lists."""
     app.add_domain(ClausesDomain)
-    app.add_directive("clause", ClauseDirective)
-    app.add_role("clause", XRefRole(warn_dangling=True))
     app.add_directive("cases", CasesDirective)
     app.add_directive("traceability", TraceabilityDirective)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1", "env_version": 1}
