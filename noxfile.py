@@ -109,11 +109,11 @@ def numpy(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"], default=False)
 def coverage(session: nox.Session) -> None:
-    """Measure the coverage of refattn/ on NumPy, in one process (20 minutes)."""
+    """Measure the coverage of refattn/ on NumPy (15 minutes)."""
     install(session, "test", "coverage", "bench")
     session.run("coverage", "erase")
-    runner = ("coverage", "run", "--append", "-m", "pytest")
-    both_suites(session, "numpy", *runner, f"--ignore={TIMES}")
+    both_suites(session, "numpy", "coverage", "run", "-m", "pytest", *BOTH_CORES, f"--ignore={TIMES}")
+    session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
 
 
