@@ -1,0 +1,64 @@
+"""The stages of attention, drawn from the names that `attention_stages` gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from visible import SEEN
+
+from refattn import Stages
+
+# Stage -> what it computes, what it takes from outside, and its place: column and line.
+DRAWN = {
+    "scores": (r"$q_i \cdot k_j$", "q, k", 0, 0),
+    "scaled": (r"$s_{ij} = \sigma\, q_i \cdot k_j$", "scale", 0, 1),
+    "capped": (r"$c_{ij} = \kappa \tanh(s_{ij} / \kappa)$", "softcap", 0, 2),
+    "biased": (r"$c_{ij} + b_{ij}$", "bias", 0, 3),
+    "visible": (r"$j \in V_i$", "mask, causal,\nstarts, bias = -inf", 1, 3),
+    "logits": (r"$x_{ij}$, or $-\infty$ if $j \notin V_i$", "", 0, 4),
+    "lse": (r"$\ell_i = \log(e^{z} + \sum_j e^{x_{ij}})$", "sinks", 1, 5),
+    "weights": (r"$p_{ij} = e^{x_{ij} - \ell_i}$", "", 0, 6),
+    "output": (r"$o_i = \sum_j p_{ij}\, v_j$", "v", 0, 7),
+}
+LEADS = (
+    *(("scores", "scaled"), ("scaled", "capped"), ("capped", "biased"), ("biased", "logits"), ("visible", "logits")),
+    *(("logits", "lse"), ("logits", "weights"), ("lse", "weights"), ("weights", "output")),
+)
+WIDTH, HEIGHT, COLUMN, LINE = 2.3, 0.62, 2.75, 1.0
+
+
+def stages() -> Figure:
+    """A box for each stage, in order, with what enters it from outside."""
+    figure, axes = plt.subplots(figsize=(6.6, 7.2))
+    centre = {name: (COLUMN * DRAWN[name][2], -LINE * DRAWN[name][3]) for name in Stages._fields}
+    for first, second in LEADS:
+        lead(axes, centre[first], centre[second])
+    for name, (x, y) in centre.items():
+        formula, given, column, _ = DRAWN[name]
+        box = plt.Rectangle((x - WIDTH / 2, y - HEIGHT / 2), WIDTH, HEIGHT, fill=False, edgecolor=SEEN, linewidth=1.5)
+        axes.add_patch(box)
+        axes.text(x, y + 0.14, name, ha="center", va="center", fontsize=10, fontweight="bold")
+        axes.text(x, y - 0.14, formula, ha="center", va="center", fontsize=10)
+        side = 1 if column else -1
+        if given:
+            edge = x + side * WIDTH / 2
+            axes.annotate("", (edge, y), (edge + side * 0.3, y), arrowprops={"arrowstyle": "->", "color": "#888888"})
+            axes.text(edge + side * 0.35, y, given, ha="left" if side > 0 else "right", va="center", fontsize=9)
+    axes.set_xlim(-2.1, 5.5)
+    axes.set_ylim(-7.5, 0.5)
+    axes.axis("off")
+    return figure
+
+
+def lead(axes: Any, first: tuple[float, float], second: tuple[float, float]) -> None:
+    """An arrow from the edge of one box to the edge of another."""
+    (x, y), (to_x, to_y) = first, second
+    start = (x, y - HEIGHT / 2)
+    end = (to_x, to_y + HEIGHT / 2)
+    if to_x > x:
+        start, end = (x + WIDTH / 2, y), (to_x - WIDTH / 2, to_y + HEIGHT / 4)
+    elif to_x < x:
+        start, end = (x - WIDTH / 2, y - HEIGHT / 4), (to_x + WIDTH / 2, to_y)
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#888888", "linewidth": 1.2})
