@@ -22,39 +22,31 @@ class Spelling(NamedTuple):
 
     whose: str
     window: Window
-    # What else must be said for the side after the query to be closed.
+    # How it aligns Lq != Lk, and what else must be said for the side after the query to be closed.
+    aligns: str
     beside: str = ""
-    # What it calls an open side, and what it says of Lq != Lk, where there is no convention to read it from.
-    unbounded: str = ""
-    aligns: str = ""
 
 
 def spelt(name: str, whose: str, beside: str = "") -> Spelling:
     """What the convention of that name says."""
     said = find_convention(name)
     assert said.window is not None
-    unbounded = "" if said.window.unbounded is None else f"`{said.window.unbounded}`"
-    return Spelling(whose, said.window, beside, unbounded, said.aligns or "")
+    return Spelling(whose, said.window, said.aligns or "", beside)
 
 
 # Those without a convention of ours as their documentation has it.
 WINDOWS = (
     spelt("flash-attn", "flash-attn"),
     spelt("flashinfer", "FlashInfer", "causal=True"),
-    spelt("jax", "jax.nn.dot_product_attention"),
-    spelt("cudnn", 'the same, implementation="cudnn"'),
-    Spelling("xformers, LocalAttentionFromBottomRightMask", Window(left="window_left", right="window_right"),
-             aligns="bottom-right"),
-    Spelling("xformers, LowerTriangularFromBottomRightLocalAttentionMask", Window(size="_window_size"),
-             aligns="bottom-right"),
-    Spelling("cuDNN's frontend", Window(size="diagonal_band_left_bound"), "diagonal_band_right_bound=0", "unset",
-             "as diagonal_alignment says"),
-    Spelling("transformers, causal models", Window(size="sliding_window"), unbounded="`None`", aligns="by positions"),
-    Spelling("ONNX, Attention from opset 25", Window(left="left_window_size", right="right_window_size", unbounded=-1),
-             unbounded="`-1`", aligns="top-left, or after the past"),
-    Spelling("ONNX Runtime, GroupQueryAttention", Window(size="local_window_size"), unbounded="`-1`",
-             aligns="bottom-right"),
-)  # fmt: skip
+    spelt("jax", "JAX, `jax.nn`"),
+    spelt("cudnn", "JAX on cuDNN"),
+    Spelling("ONNX, Attention, opset 25", Window(left="left_window_size", right="right_window_size"), "top-left, after the past"),
+    Spelling("xformers, local", Window(left="window_left", right="window_right"), "bottom-right"),
+    Spelling("xformers, causal and local (1)", Window(size="window_size"), "bottom-right"),
+    Spelling("transformers, causal (2)", Window(size="sliding_window"), "by positions"),
+    Spelling("cuDNN's frontend", Window(size="diagonal_band_left_bound"), "by `diagonal_alignment`", "diagonal_band_right_bound=0"),
+    Spelling("ONNX Runtime, GroupQueryAttention", Window(size="local_window_size"), "bottom-right"),
+)
 
 
 def shown(left: int) -> int:
@@ -84,15 +76,13 @@ def windows(number: int) -> str:
     """What a number means as a window, library by library, and what to write for refattn's two readings of it."""
     fewer = number - 1
     lines = [
-        f"| | {number} there shows | for `window({number}, 0)`, {shown(number)} keys, write | for {shown(fewer)} keys, "
-        f"`window({fewer}, 0)`, write | open side | aligned |",
-        "|---|---|---|---|---|---|",
-        f"| **refattn** | **{shown(number)} keys** | `window({number}, 0)` | `window({fewer}, 0)` | `None` | "
-        "by `q_start` |",
+        f"| | {number} is | {shown(number)} keys | {shown(fewer)} keys | aligned |",
+        "|---|---|---|---|---|",
+        f"| **refattn** | **{shown(number)} keys** | `window({number}, 0)` | `window({fewer}, 0)` | by `q_start` |",
     ]
     for one in WINDOWS:
         keys = shown(behind(one.window, number))
-        words = (f"{keys} keys", written(one, number), written(one, fewer), one.unbounded, one.aligns)
+        words = (f"{keys} keys", written(one, number), written(one, fewer), one.aligns)
         lines.append(f"| {one.whose} | {' | '.join(words)} |")
     return "\n".join(lines)
 
@@ -124,12 +114,12 @@ def alignments() -> str:
     return "\n".join(lines)
 
 
-def departures(clause: str, *words: str) -> str:
-    """What recorded implementations do otherwise about a clause, those whose sentence has one of the words."""
+def departures(clauses: tuple[str, ...], *words: str) -> str:
+    """What recorded implementations do otherwise about some clauses, where the sentence has one of the words."""
     said: dict[str, list[str]] = {}
     for one in read_all(REPRODUCTIONS):
-        if clause in one.clauses and any(word in one.says for word in words):
+        if set(clauses) & set(one.clauses) and any(word in one.says for word in words):
             said.setdefault(one.says, []).extend(one.names)
-    lines = ["| implementations | what they do |", "|---|---|"]
+    lines = ["| who | what they do |", "|---|---|"]
     lines += [f"| {', '.join(names)} | {says} |" for says, names in said.items()]
     return "\n".join(lines)

@@ -42,12 +42,12 @@ def all_kinds() -> Figure:
 def combinations() -> Figure:
     """Masks of models, each made of kinds."""
     shown = [
-        ("window(2, 2) & causal()", masks.window(2, 2) & masks.causal(), 0),
-        ("causal() | prefix(3)", masks.causal() | masks.prefix(3), 0),
+        ("window(2, 2)\n& causal()", masks.window(2, 2) & masks.causal(), 0),
+        ("causal()\n| prefix(3)", masks.causal() | masks.prefix(3), 0),
         ("(window(1, 0) | prefix(1))\n& causal()", (masks.window(1, 0) | masks.prefix(1)) & masks.causal(), 0),
-        ("documents(ids) & causal()", masks.documents(DOCUMENTS) & masks.causal(), 0),
-        ("chunks(3) & causal()", masks.chunks(3) & masks.causal(), 0),
-        ("causal() & padding(keep)", masks.causal() & masks.padding(KEEP), 0),
+        ("documents(ids)\n& causal()", masks.documents(DOCUMENTS) & masks.causal(), 0),
+        ("chunks(3)\n& causal()", masks.chunks(3) & masks.causal(), 0),
+        ("causal()\n& padding(keep)", masks.causal() & masks.padding(KEEP), 0),
     ]
     return drawn(shown, LENGTH, LENGTH, columns=3)
 

@@ -18,15 +18,15 @@ DRAWN = {
     "biased": (r"$c_{ij} + b_{ij}$", "bias", 0, 3),
     "visible": (r"$j \in V_i$", "mask, causal,\nstarts, bias = -inf", 1, 3),
     "logits": (r"$x_{ij}$, or $-\infty$ if $j \notin V_i$", "", 0, 4),
-    "lse": (r"$\ell_i = \log(e^{z} + \sum_j e^{x_{ij}})$", "sinks", 1, 5),
+    "lse": (r"$\ell_i = \log(e^{z} + \sum{}_j\, e^{x_{ij}})$", "sinks", 1, 5),
     "weights": (r"$p_{ij} = e^{x_{ij} - \ell_i}$", "", 0, 6),
-    "output": (r"$o_i = \sum_j p_{ij}\, v_j$", "v", 0, 7),
+    "output": (r"$o_i = \sum{}_j\, p_{ij}\, v_j$", "v", 0, 7),
 }
 LEADS = (
     *(("scores", "scaled"), ("scaled", "capped"), ("capped", "biased"), ("biased", "logits"), ("visible", "logits")),
     *(("logits", "lse"), ("logits", "weights"), ("lse", "weights"), ("weights", "output")),
 )
-WIDTH, HEIGHT, COLUMN, LINE = 2.3, 0.62, 2.75, 1.0
+WIDTH, HEIGHT, COLUMN, LINE = 2.3, 0.66, 2.75, 1.0
 
 
 def stages() -> Figure:
@@ -39,8 +39,8 @@ def stages() -> Figure:
         formula, given, column, _ = DRAWN[name]
         box = plt.Rectangle((x - WIDTH / 2, y - HEIGHT / 2), WIDTH, HEIGHT, fill=False, edgecolor=SEEN, linewidth=1.5)
         axes.add_patch(box)
-        axes.text(x, y + 0.14, name, ha="center", va="center", fontsize=10, fontweight="bold")
-        axes.text(x, y - 0.14, formula, ha="center", va="center", fontsize=10)
+        axes.text(x, y + 0.15, name, ha="center", va="center", fontsize=10, fontweight="bold")
+        axes.text(x, y - 0.15, formula, ha="center", va="center", fontsize=10)
         side = 1 if column else -1
         if given:
             edge = x + side * WIDTH / 2

@@ -27,6 +27,7 @@ def spread() -> Figure:
         axes.plot(row["largest"], y, marker="o", color=colour, markersize=4)
     for dtype in dtypes:
         axes.plot([], [], color=COLOURS[dtype], marker="o", markersize=4, label=dtype)
+    axes.spines["right"].set_visible(False)
     axes.axvline(1, color="#888888", linestyle="--", linewidth=1)
     axes.set_xscale("log")
     axes.set_yticks([-index for index in range(len(names))], names)

@@ -33,6 +33,8 @@ def softmax() -> Figure:
             place.plot(range(1, KEYS + 1), weights, marker="o", markersize=3, color=colour, label=f"d_k = {d_k}")
         place.set_title(title, fontsize=10)
         place.set_xlabel("keys, largest weight first")
+        place.set_xticks((1, 4, 8, 12, 16))
+        place.spines["right"].set_visible(False)
     axes[0].set_ylabel("mean weight")
     axes[0].set_ylim(0, 1)
     axes[1].legend(frameon=False, fontsize=9)
@@ -52,4 +54,5 @@ def cap() -> Figure:
     axes.set_ylabel("capped score")
     axes.legend(frameon=False, fontsize=9)
     axes.grid(alpha=0.25)
+    axes.spines["right"].set_visible(False)
     return figure
