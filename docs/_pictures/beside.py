@@ -22,8 +22,7 @@ class Spelling(NamedTuple):
 
     whose: str
     window: Window
-    # How it aligns Lq != Lk, and what else must be said for the side after the query to be closed.
-    aligns: str
+    # What else must be said for the side after the query to be closed.
     beside: str = ""
 
 
@@ -31,7 +30,7 @@ def spelt(name: str, whose: str, beside: str = "") -> Spelling:
     """What the convention of that name says."""
     said = find_convention(name)
     assert said.window is not None
-    return Spelling(whose, said.window, said.aligns or "", beside)
+    return Spelling(whose, said.window, beside)
 
 
 # Those without a convention of ours as their documentation has it.
@@ -40,12 +39,12 @@ WINDOWS = (
     spelt("flashinfer", "FlashInfer", "causal=True"),
     spelt("jax", "JAX, `jax.nn`"),
     spelt("cudnn", "JAX on cuDNN"),
-    Spelling("ONNX, Attention, opset 25", Window(left="left_window_size", right="right_window_size"), "top-left, after the past"),
-    Spelling("xformers, local", Window(left="window_left", right="window_right"), "bottom-right"),
-    Spelling("xformers, causal and local (1)", Window(size="window_size"), "bottom-right"),
-    Spelling("transformers, causal (2)", Window(size="sliding_window"), "by positions"),
-    Spelling("cuDNN's frontend", Window(size="diagonal_band_left_bound"), "by `diagonal_alignment`", "diagonal_band_right_bound=0"),
-    Spelling("ONNX Runtime, GroupQueryAttention", Window(size="local_window_size"), "bottom-right"),
+    Spelling("ONNX, Attention, opset 25", Window(left="left_window_size", right="right_window_size")),
+    Spelling("xformers, local", Window(left="window_left", right="window_right")),
+    Spelling("xformers, causal and local (1)", Window(size="window_size")),
+    Spelling("transformers, causal (2)", Window(size="sliding_window")),
+    Spelling("cuDNN's frontend", Window(size="diagonal_band_left_bound"), "diagonal_band_right_bound=0"),
+    Spelling("ONNX Runtime, GroupQueryAttention", Window(size="local_window_size")),
 )
 
 
@@ -76,14 +75,14 @@ def windows(number: int) -> str:
     """What a number means as a window, library by library, and what to write for refattn's two readings of it."""
     fewer = number - 1
     lines = [
-        f"| | {number} is | {shown(number)} keys | {shown(fewer)} keys | aligned |",
-        "|---|---|---|---|---|",
-        f"| **refattn** | **{shown(number)} keys** | `window({number}, 0)` | `window({fewer}, 0)` | by `q_start` |",
+        f"| | keys that {number} shows | to show {shown(number)} keys | to show {shown(fewer)} keys |",
+        "|---|---|---|---|",
+        f"| **refattn** | **{shown(number)}** | `window({number}, 0)` | `window({fewer}, 0)` |",
     ]
-    for one in WINDOWS:
-        keys = shown(behind(one.window, number))
-        words = (f"{keys} keys", written(one, number), written(one, fewer), one.aligns)
-        lines.append(f"| {one.whose} | {' | '.join(words)} |")
+    lines += [
+        f"| {one.whose} | {shown(behind(one.window, number))} | {written(one, number)} | {written(one, fewer)} |"
+        for one in WINDOWS
+    ]
     return "\n".join(lines)
 
 
@@ -92,6 +91,8 @@ ALIGNED = (
     ("xformers, LowerTriangularMask", "top-left"),
     ("xformers, LowerTriangularFromBottomRightMask", "bottom-right"),
     ("flash-attn before 2.1", "top-left"),
+    ("ONNX, Attention without past keys", "top-left"),
+    ("ONNX Runtime, GroupQueryAttention", "bottom-right"),
 )
 
 

@@ -20,6 +20,13 @@ def checkered() -> np.ndarray:
     return (rows + keys) % 3 != 1
 
 
+def resized(figure: Figure, width: float, height: float) -> Figure:
+    """The figure in other inches, so that its letters are large enough on a narrow screen."""
+    figure.set_size_inches(width, height)
+    figure.tight_layout()
+    return figure
+
+
 def all_kinds() -> Figure:
     """Each constructor once."""
     shown = [
@@ -36,7 +43,7 @@ def all_kinds() -> Figure:
         ("blocks(array, 2)", masks.blocks(BLOCKS, 2), 0),
         ("~causal()", ~masks.causal(), 0),
     ]
-    return drawn(shown, LENGTH, LENGTH, columns=3)
+    return resized(drawn(shown, LENGTH, LENGTH, columns=3), 5.0, 7.2)
 
 
 def combinations() -> Figure:
@@ -44,12 +51,12 @@ def combinations() -> Figure:
     shown = [
         ("window(2, 2)\n& causal()", masks.window(2, 2) & masks.causal(), 0),
         ("causal()\n| prefix(3)", masks.causal() | masks.prefix(3), 0),
-        ("(window(1, 0) | prefix(1))\n& causal()", (masks.window(1, 0) | masks.prefix(1)) & masks.causal(), 0),
+        ("(window(1, 0)\n| prefix(1)) & causal()", (masks.window(1, 0) | masks.prefix(1)) & masks.causal(), 0),
         ("documents(ids)\n& causal()", masks.documents(DOCUMENTS) & masks.causal(), 0),
         ("chunks(3)\n& causal()", masks.chunks(3) & masks.causal(), 0),
         ("causal()\n& padding(keep)", masks.causal() & masks.padding(KEEP), 0),
     ]
-    return drawn(shown, LENGTH, LENGTH, columns=3)
+    return resized(drawn(shown, LENGTH, LENGTH, columns=3), 5.0, 4.4)
 
 
 def shifted() -> Figure:
@@ -59,4 +66,4 @@ def shifted() -> Figure:
         ("window(2, 0)", masks.window(2, 0), 4),
         ("chunks(3)", masks.chunks(3), 4),
     ]
-    return drawn(shown, 2, LENGTH, columns=3)
+    return resized(drawn(shown, 2, LENGTH, columns=3), 5.0, 1.2)

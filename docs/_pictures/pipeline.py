@@ -26,12 +26,12 @@ LEADS = (
     *(("scores", "scaled"), ("scaled", "capped"), ("capped", "biased"), ("biased", "logits"), ("visible", "logits")),
     *(("logits", "lse"), ("logits", "weights"), ("lse", "weights"), ("weights", "output")),
 )
-WIDTH, HEIGHT, COLUMN, LINE = 2.3, 0.66, 2.75, 1.0
+WIDTH, HEIGHT, COLUMN, LINE = 1.9, 0.66, 2.2, 1.0
 
 
 def stages() -> Figure:
     """A box for each stage, in order, with what enters it from outside."""
-    figure, axes = plt.subplots(figsize=(6.6, 7.2))
+    figure, axes = plt.subplots(figsize=(5.0, 7.2))
     centre = {name: (COLUMN * DRAWN[name][2], -LINE * DRAWN[name][3]) for name in Stages._fields}
     for first, second in LEADS:
         lead(axes, centre[first], centre[second])
@@ -41,12 +41,12 @@ def stages() -> Figure:
         axes.add_patch(box)
         axes.text(x, y + 0.15, name, ha="center", va="center", fontsize=10, fontweight="bold")
         axes.text(x, y - 0.15, formula, ha="center", va="center", fontsize=10)
-        side = 1 if column else -1
+        edge, start = ((x, y + HEIGHT / 2), (x, y + 0.6)) if column else ((x - WIDTH / 2, y), (x - WIDTH / 2 - 0.25, y))
         if given:
-            edge = x + side * WIDTH / 2
-            axes.annotate("", (edge, y), (edge + side * 0.3, y), arrowprops={"arrowstyle": "->", "color": "#888888"})
-            axes.text(edge + side * 0.35, y, given, ha="left" if side > 0 else "right", va="center", fontsize=9)
-    axes.set_xlim(-2.1, 5.5)
+            axes.annotate("", edge, start, arrowprops={"arrowstyle": "->", "color": "#888888"})
+            place = ("center", "bottom") if column else ("right", "center")
+            axes.text(start[0] - (0 if column else 0.04), start[1], given, ha=place[0], va=place[1], fontsize=9)
+    axes.set_xlim(-1.8, 3.2)
     axes.set_ylim(-7.5, 0.5)
     axes.axis("off")
     return figure

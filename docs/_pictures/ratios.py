@@ -18,9 +18,9 @@ def spread() -> Figure:
     rows = json.loads(DATA.read_bytes())["rows"]
     names = list(dict.fromkeys(row["implementation"] for row in rows))
     dtypes = [dtype for dtype in COLOURS if any(row["dtype"] == dtype for row in rows)]
-    figure, axes = plt.subplots(figsize=(6.8, 0.55 * len(names) + 1.2))
+    figure, axes = plt.subplots(figsize=(5.4, 0.66 * len(names) + 1))
     for row in rows:
-        y = -names.index(row["implementation"]) - (dtypes.index(row["dtype"]) - 1.5) * 0.18
+        y = -names.index(row["implementation"]) - (dtypes.index(row["dtype"]) - 1.2) * 0.15
         colour = COLOURS[row["dtype"]]
         axes.plot([row["median"], row["largest"]], [y, y], color=colour, linewidth=1.5)
         axes.plot(row["median"], y, marker="|", color=colour, markersize=6)
@@ -30,7 +30,10 @@ def spread() -> Figure:
     axes.spines["right"].set_visible(False)
     axes.axvline(1, color="#888888", linestyle="--", linewidth=1)
     axes.set_xscale("log")
-    axes.set_yticks([-index for index in range(len(names))], names)
+    axes.set_yticks([])
+    for index, name in enumerate(names):
+        axes.text(0.02, -index + 0.38, name, transform=axes.get_yaxis_transform(), va="bottom", fontsize=9)
+    axes.set_ylim(-len(names) + 0.5, 0.75)
     axes.set_xlabel("error / bound of the model fused: median to largest")
     axes.legend(frameon=False, fontsize=9, loc="upper right")
     return figure

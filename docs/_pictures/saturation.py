@@ -26,7 +26,7 @@ def stages_of(d_k: int, scale: float | None, queries: int = 2000) -> Any:
 
 def softmax() -> Figure:
     """The mean weights of a row, sorted, for several widths, with and without the scale."""
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.9), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(5.8, 2.8), sharey=True)
     for place, scale, title in ((axes[0], 1.0, "scale 1"), (axes[1], None, "scale 1/sqrt(d_k)")):
         for d_k, colour in zip(WIDTHS, COLOURS, strict=True):
             weights = np.sort(stages_of(d_k, scale).weights[:, 0, 0], axis=-1)[:, ::-1].mean(axis=0)
@@ -44,7 +44,7 @@ def softmax() -> Figure:
 
 def cap() -> Figure:
     """Capped over scaled scores, for several caps."""
-    figure, axes = plt.subplots(figsize=(5.2, 3.2))
+    figure, axes = plt.subplots(figsize=(4.8, 3.2))
     scaled = np.linspace(-100, 100, 401)
     for softcap, colour in zip((None, 50.0, 30.0, 10.0), ("#888888", *COLOURS), strict=False):
         key = np.ones((1, 1))
