@@ -32,7 +32,7 @@ def spread() -> Figure:
     axes.set_xscale("log")
     axes.set_yticks([])
     for index, name in enumerate(names):
-        axes.text(0.02, -index + 0.38, name, transform=axes.get_yaxis_transform(), va="bottom", fontsize=9)
+        axes.text(0.02, -index + 0.25, name, transform=axes.get_yaxis_transform(), va="bottom", fontsize=9)
     axes.set_ylim(-len(names) + 0.5, 0.75)
     axes.set_xlabel("error / bound of the model fused: median to largest")
     axes.legend(frameon=False, fontsize=9, loc="upper right")
