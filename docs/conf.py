@@ -24,11 +24,12 @@ primary_domain = "refattn"
 extensions = [
     *("myst_parser", "sphinx_design", "sphinx_copybutton", "sphinxcontrib.katex"),
     *("sphinx.ext.autodoc", "sphinx.ext.napoleon"),
-    *("clauses", "source", "computed", "picture"),
+    *("clauses", "source", "computed", "picture", "docstrings"),
 ]
 exclude_patterns = ["_build", "examples", "scoreboard/reproductions"]
 nitpicky = True
 # What the standard library and NumPy document is not linked: the book is built without a network.
+nitpick_ignore = [("py:class", "refattn.pages.Tables")]  # what a paged cache hands to its successor
 nitpick_ignore_regex = [("py:.*", r"(?!refattn).*")]
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
@@ -41,6 +42,8 @@ katex_css_path = "katex/katex.min.css"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"Array": "Array"}
+maximum_signature_line_length = 80
 
 
 html_theme = "furo"
