@@ -43,6 +43,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 autodoc_type_aliases = {"Array": "Array"}
+napoleon_use_param = napoleon_use_rtype = False
 maximum_signature_line_length = 80
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-#: The chapters: letter -> title.
+#: Letter and title of each chapter.
 CHAPTERS: dict[str, str] = {
     "A": "Arrays: shapes, batch, dtypes",
     "S": "Scores and scale",

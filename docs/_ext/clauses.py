@@ -187,7 +187,7 @@ class ClausesDomain(Domain):
 
     name, label = "refattn", "Clauses of the specification"
     directives = {"clause": ClauseDirective}  # noqa: RUF012 - as the base class declares them
-    roles = {"clause": XRefRole(warn_dangling=True)}  # noqa: RUF012 - as the base class declares them
+    roles = {"clause": XRefRole(warn_dangling=True, innernodeclass=nodes.inline)}  # noqa: RUF012 - as the base class declares them
     initial_data = {"pages": {}}  # noqa: RUF012 - as the base class declares them
 
     def define(self, label: str, docname: str, where: str) -> None:

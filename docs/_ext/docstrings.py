@@ -32,6 +32,7 @@ def _linked(text: str) -> str:
 def summary(thing: Any) -> str:
     """The first line of a docstring as Markdown."""
     first = REMARK.sub(r" (\1)", (inspect.getdoc(thing) or "").partition("\n")[0])
+    first = first.replace("|", "\\|")
     return LABEL.sub(lambda label: f"{{clause}}`{label[0]}`" if label[0] in LABELS else label[0], first)
 
 
@@ -70,7 +71,13 @@ def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
     lines[:] = converted(lines)
 
 
+def sign(app: Sphinx, what: str, name: str, obj: Any, options: Any, *signature: str | None) -> tuple[str | None, ...]:
+    """The signature with aliases by their names alone."""
+    return tuple(part and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", part) for part in signature)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Comes before napoleon, whose place is 500."""
     app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("autodoc-process-signature", sign)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
