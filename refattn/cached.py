@@ -19,10 +19,10 @@ def attend(q: Array, cache: Cache, *, causal: bool = True, **options: Any) -> Ar
     cache holds positions.
 
     >>> import numpy as np, refattn
-    >>> k = np.zeros((1, 1, 3, 4))  # three tokens with equal keys, so that each row is a mean
-    >>> v = np.arange(3.0).reshape(1, 1, 3, 1)
-    >>> cache = refattn.KVCache.allocate(k, batch=1, kv_heads=1, capacity=8, d_k=4, d_v=1).append(k, v)
-    >>> refattn.attend(np.ones((1, 2, 2, 4)), cache)[0, 0].ravel()  # the newest two queries, of two heads
+    >>> k, v = np.zeros((1, 1, 3, 4)), np.arange(3.0).reshape(1, 1, 3, 1)
+    >>> cache = refattn.KVCache.allocate(k, batch=1, kv_heads=1, capacity=8, d_k=4, d_v=1)
+    >>> q = np.ones((1, 2, 2, 4))  # of two heads, at the newest two positions
+    >>> refattn.attend(q, cache.append(k, v))[0, 0].ravel()
     array([0.5, 1. ])
     """
     k, v, options = cached_call(q, cache, options)

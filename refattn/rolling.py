@@ -55,7 +55,7 @@ class RollingKVCache(Cache):
 
     @property
     def window(self) -> int:
-        """W: how many positions a query sees, its own included."""
+        """W, how many positions a query sees, its own included."""
         return self._window
 
     @property
@@ -65,7 +65,7 @@ class RollingKVCache(Cache):
 
     @property
     def start(self) -> Any:
-        """The position in slot 0: an int, or (batch,) ints."""
+        """The position in slot 0, an int, or (batch,) ints."""
         return self._live()._start
 
     def seen_by(self, q_len: int) -> Seen:
