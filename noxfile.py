@@ -140,7 +140,7 @@ def strict(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"])
 def jax(session: nox.Session) -> None:
-    """Test on JAX, which compiles each new shape: in few dtypes (6 minutes)."""
+    """Test on JAX, which compiles each new shape: in few dtypes (5 minutes)."""
     install(session, "test", extra="jax")
     both_suites(session, "jax", *RUNNER, *BOTH_CORES, dtypes=("float32,bfloat16", "float32"), cases=FEW_FOR_JAX)
 
