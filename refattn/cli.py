@@ -21,7 +21,7 @@ COMMANDS = {
     "cost": "work, memory and cache size, and what the alternatives cost",
     "check": "judge an implementation, your own included",
     "probe": "find out what an implementation does, no convention presumed",
-    "cases": "write inputs of cases as files, for a program in any language",
+    "cases": "list the cases, or write their inputs as files, for a program in any language",
     "compare": "judge what it wrote, or tensors dumped from anywhere",
     "plot": "draw the weights of your own q, k and v, or a mask, as SVG",
     "vectors": "list or export calls with proven results, for any language",

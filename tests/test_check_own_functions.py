@@ -192,7 +192,7 @@ def test_a_case_can_be_repeated(kernels: str, capsys: pytest.CaptureFixture[str]
     assert "inputs.masks.causal.float16: fail (float16)\n" in out
     assert "inputs.scores.worked_example.float32: pass (float32)\n" in out
     assert check(f"{kernels}:top_left", "--case", "masks.casual") == 2
-    assert "there are masks.causal" in capsys.readouterr().err
+    assert "did you mean masks.causal" in capsys.readouterr().err
     assert check(f"{kernels}:top_left", "--save-inputs", "case.npz") == 2
     assert "--save-inputs needs --case" in capsys.readouterr().err
 

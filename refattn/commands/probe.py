@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from refattn.commands.check import TARGET
-from refattn.dtypes import COMPUTED
+from refattn.commands.check import TARGET, in_dtype
 
 DESCRIPTION = """\
 Finds out what an implementation of attention does, by constructed inputs: no convention is presumed. The result is a
@@ -44,7 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--against", metavar="TARGET", help="show only what differs from another target, or a profile")
     parser.add_argument(
-        "--dtype", choices=COMPUTED, help="of the calls that are not about a dtype (float32 where there is one)"
+        "--dtype",
+        metavar="NAME",
+        type=in_dtype,
+        help="of the calls that are not about a dtype (float32 where there is one)",
     )
     parser.add_argument(
         "--library", metavar="NAME", default="numpy", help="arrays that your own function is called with (%(default)s)"

@@ -34,6 +34,7 @@ from refattn.conformance.exchange.export import (
 from refattn.conformance.exchange.files import TensorFileError, read_raw, read_tensors
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.judge import judge
+from refattn.conformance.picked import NoSuchCase, picked
 from refattn.conformance.records import VERDICTS, Record, Report
 from refattn.conformance.runner import diagnosed, problem_in_words
 from refattn.dtypes import COMPUTED
@@ -45,9 +46,9 @@ LISTS = {"dtypes": COMPUTED, "clauses": tuple(clause.label for clause in CLAUSES
 
 
 def compare_folder(
-    folder: Path, names: frozenset[str] | None = None, advance: Callable[[Record], None] = lambda record: None
+    folder: Path, names: str | None = None, advance: Callable[[Record], None] = lambda record: None
 ) -> Report:
-    """The verdicts on what lies beside exported inputs, of the cases of these names or of all.
+    """The verdicts on what lies beside exported inputs, of the cases of these names and patterns or of all.
 
     Raises TensorFileError for a folder that is not as it was exported.
     """
@@ -57,11 +58,14 @@ def compare_folder(
     selection, found = _as_exported(folder)
     for one in found:
         _check_inputs(folder, one, selection.format)
-    chosen = [one for one in found if names is None or one.case.name in names]
-    if names and (unknown := names - {one.case.name for one in chosen}):
-        raise TensorFileError(f"{folder} holds no case {', '.join(sorted(unknown))}")
+    if names is not None:
+        try:
+            wanted = picked(names, (one.case.name for one in found))
+        except NoSuchCase as fault:
+            raise TensorFileError(f"{folder}: {fault}") from fault
+        found = [one for one in found if one.case.name in wanted]
     records = []
-    for one in chosen:
+    for one in found:
         records.append(_judged(folder, one, selection))
         advance(records[-1])
     records, diagnosis = diagnosed(records)
