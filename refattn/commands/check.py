@@ -55,10 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn check`, its description and its examples."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("target", metavar="TARGET", nargs="?", help=TARGET)
-    parser.add_argument("--html", metavar="FILE", help="write one page that explains and draws each failure")
     parser.add_argument("--list", action="store_true", help="show the public implementations and what is installed")
-    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
-    parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, for continuous integration")
+    add_reports(parser)
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     parser.add_argument(
         "--clauses", metavar="LABEL", nargs="+", action=_Clauses, help="only cases of these clauses or chapters: S1,M"
@@ -116,6 +114,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(stray=None)
 
 
+def add_reports(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that write a report."""
+    parser.add_argument("--html", metavar="FILE", help="write one page that explains and draws each failure")
+    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
+    parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, for continuous integration")
+
+
+def places_of(args: argparse.Namespace) -> dict[str, str]:
+    """Where reports go, by option."""
+    return {f"--{form}": where for form in ("json", "junit", "html") if (where := getattr(args, form)) is not None}
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs the suite: 0 the target conforms, 1 it does not, 2 it could not be asked, 130 interrupted."""
     from refattn.conformance.capture import captured, let_through
@@ -126,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         _print_names()
         return 0
     name = args.target or args.stray
-    places = {f"--{form}": where for form in ("json", "junit", "html") if (where := getattr(args, form)) is not None}
+    places = places_of(args)
     reserved = STANDARD_OUTPUT in places.values()
     capture: Any = (lambda _: let_through(reserved)) if args.case else captured
     notes: list[str] = []

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from refattn.commands.check import add_reports, places_of
 from refattn.dtypes import dtype_in
 
 DESCRIPTION = """\
@@ -39,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn compare`."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("path", metavar="DIR|FILE", type=Path, help="a folder of cases, or a file of tensors")
-    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
+    add_reports(parser)
     parser.add_argument("--case", metavar="NAME,...", help="only these cases of DIR, each shown in full; * is any")
     files = parser.add_argument_group("of files, where they do not say it themselves")
     files.add_argument("--causal", action="store_const", const=True, help="key positions <= query positions alone")
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from refattn.conformance.reports.terminal import print_cases, print_report
 
     given = {name: value for name in OF_FILES if (value := getattr(args, name)) is not None}
-    places = {"--json": args.json} if args.json else {}
+    places = places_of(args)
     try:
         check_places(places)
         report = _of_folder(args, given) if args.path.is_dir() else _of_file(args, given)
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         write_all(report, places, command)
     except ReportError as fault:
         return _refused(str(fault))
-    if args.json != STANDARD_OUTPUT:
+    if STANDARD_OUTPUT not in places.values():
         if args.case or not args.path.is_dir():
             print_cases(report)
         else:

@@ -49,7 +49,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of the calls that are not about a dtype (float32 where there is one)",
     )
     parser.add_argument(
-        "--library", metavar="NAME", default="numpy", help="arrays that your own function is called with (%(default)s)"
+        "--library", metavar="NAME", help="arrays that your own function is called with: numpy, or what the file says"
+    )
+    parser.add_argument(
+        "--convention", metavar="FILE", help="how your own function is called, as refattn check --convention takes it"
     )
 
 
@@ -89,7 +92,7 @@ def _card(args: argparse.Namespace, name: str) -> Any:
     from refattn.conformance.targets import TargetError, find_target
 
     with captured([]):
-        target = find_target(name, args.library)
+        target = find_target(name, args.library, args.convention if name == args.target else None)
     if args.dtype and args.dtype not in target.dtypes:
         raise TargetError(target.unsupported((), args.dtype))
     with progress(len(PROBES)) as advance:

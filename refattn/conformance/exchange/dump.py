@@ -22,7 +22,7 @@ from refattn.conformance.exchange.files import LARGEST
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.judge import Judgement, Result, judge
 from refattn.conformance.records import VERDICTS, Record, Report
-from refattn.conformance.runner import DEFAULT_SEED, diagnosed, problem_in_words
+from refattn.conformance.runner import DEFAULT_SEED, diagnosed, evidence_of, problem_in_words, with_bounded_evidence
 from refattn.dtypes import COMPUTED, is_float8
 
 LAYOUTS, LSE_LAYOUTS, LSE_BASES = ("BHSD", "BSHD"), ("BHS", "BSH"), ("e", "2")
@@ -55,7 +55,7 @@ def compare_dump(path: Path, reading: Reading, advance: Callable[[Record], None]
             raise group.refused(f"lacks {group.called('output')}, the result to be judged")
     records = []
     for group in groups:
-        records.append(_judged(group, reading))
+        records.append(with_bounded_evidence(_judged(group, reading), records))
         advance(records[-1])
     records, diagnosis = diagnosed(records)
     counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
@@ -105,6 +105,7 @@ def _judged(group: Group, reading: Reading) -> Record:
         fault=judged.fault,
         called=problem_in_words(problem, None),
         needs=problem.needs,
+        **(evidence_of(problem, result) if judged.verdict == "fail" else {}),
         answer=Evidence(problem, result, judged, clauses=CLAUSES_OF_ANY_INPUT),
     )
 

@@ -36,7 +36,7 @@ from refattn.conformance.exchange.words import in_words
 from refattn.conformance.judge import judge
 from refattn.conformance.picked import NoSuchCase, picked
 from refattn.conformance.records import VERDICTS, Record, Report
-from refattn.conformance.runner import diagnosed, problem_in_words
+from refattn.conformance.runner import diagnosed, evidence_of, problem_in_words, with_bounded_evidence
 from refattn.dtypes import COMPUTED
 
 RESULTS = ("output", "lse", "weights")
@@ -66,7 +66,7 @@ def compare_folder(
         found = [one for one in found if one.case.name in wanted]
     records = []
     for one in found:
-        records.append(_judged(folder, one, selection))
+        records.append(with_bounded_evidence(_judged(folder, one, selection), records))
         advance(records[-1])
     records, diagnosis = diagnosed(records)
     features = "all features" if selection.features is None else f"no features but {', '.join(selection.features)}"
@@ -166,6 +166,7 @@ def _judged(folder: Path, one: Exported, selection: Selection) -> Record:
     problem = one.problem
     about: dict[str, Any] = {"case": one.case.name, "clauses": one.case.clauses, "says": one.case.says}
     about |= {"dtype": problem.dtype, "needs": one.needs, "called": problem_in_words(problem, selection.seed)}
+    about["plainness"] = problem.plainness
     about["called"] += f", in {folder / one.folder}"
     try:
         parts = _read_results(folder, one, selection.format)
@@ -187,6 +188,7 @@ def _judged(folder: Path, one: Exported, selection: Selection) -> Record:
         model=judged.model,
         message=in_words(problem, result, judged),
         fault=judged.fault,
+        **(evidence_of(problem, result) if judged.verdict == "fail" else {}),
         answer=Evidence(problem, result, judged, case=one.case.name, clauses=one.case.clauses),
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from refattn.clauses import clause
 from refattn.conformance.alignment import note_on
-from refattn.conformance.headline import is_plainest, most_telling
+from refattn.conformance.headline import explains_much, is_plainest, most_telling
 from refattn.conformance.records import BROKEN, OWN_FUNCTIONS, VERDICTS, Record, Report
 from refattn.conformance.table import print_table
 from refattn.dtypes import COMPUTED
@@ -64,8 +64,9 @@ def print_report(report: Report, labels: frozenset[str] | None = None, command: 
         print(f"\n{explain(first)}")
         _print_others(report, first)
         if report.diagnosis:
+            likely = "\nmost likely: " if explains_much(report.diagnosis) else "\nin part: "
             for number, sentence in enumerate(report.diagnosis["sentences"]):
-                print(_wrapped(sentence, "then: " if number else "\nmost likely: "))
+                print(_wrapped(sentence, "then: " if number else likely))
         print(f"\ndetails: {command or f'refattn check {report.target}'} --case {first.case}")
     print("\n" + _wrapped(verdict_line(report)))
 
