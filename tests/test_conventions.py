@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import fields
@@ -274,6 +275,22 @@ def test_the_example_of_the_readme(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(readme.partition("```toml\n")[2].partition("```")[0])
     assert read_convention(path).window == Window(pair="window_size", unbounded=-1)
+
+
+def test_probes_speak_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`refattn probe --convention` calls a function of another layout, and finds what it does to heads."""
+    (tmp_path / "turned.py").write_text(
+        "import numpy as np, refattn\n"
+        "def attend(q, k, v):\n"
+        "    q, k, v = (np.swapaxes(x, 1, 2) for x in (q, k, v))\n"
+        "    heads = np.arange(q.shape[1]) % k.shape[1]\n"
+        "    return np.swapaxes(refattn.attention(q, k[:, heads], v[:, heads]), 1, 2)\n"
+    )
+    (tmp_path / "turned.toml").write_text('says = "tokens first"\nlayout = "BSHD"\n')
+    options = ("--convention", str(tmp_path / "turned.toml"), "--json", "-")
+    assert cli.main(["probe", f"{tmp_path / 'turned.py'}:attend", *options]) == 0
+    found = {one["name"]: one["found"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["head mapping"] == "h % Hkv"
 
 
 def test_the_page_names_every_key() -> None:

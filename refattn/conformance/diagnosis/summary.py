@@ -245,7 +245,7 @@ class _Search:
             if not explained:
                 break
             labels = chosen.clauses
-            plainest = min(explained, key=lambda case: (case.about not in labels, case.size))
+            plainest = min(explained, key=lambda case: (case.about not in labels, case.problem.plainness))
             against = scores.get(chosen, len(self.failing) - len(explained))
             findings.append(
                 Finding(

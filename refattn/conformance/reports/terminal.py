@@ -72,9 +72,14 @@ def print_report(report: Report, labels: frozenset[str] | None = None, command: 
 
 
 def print_cases(report: Report) -> None:
-    """Every record in full, with the target's own traceback, and the verdict."""
+    """Every record in full, with the target's own traceback, and the verdict; what comes in several dtypes once."""
+    told: dict[tuple[str, str, str], str] = {}
     for record in report.records:
         failure = "Failure" if record.verdict in BROKEN else "No verdict"
+        first = told.setdefault((record.case, record.verdict, record.message), record.dtype)
+        if record.verdict != "pass" and first != record.dtype:
+            print(_wrapped(f"{failure}: {record.case} in {record.dtype}, the same as in {first}") + "\n")
+            continue
         print(_passed(record) if record.verdict == "pass" else f"{explain(record, failure)}\n")
         if record.trace:
             print(f"{record.trace}\n")
