@@ -14,6 +14,7 @@ from refattn.arrays import Array
 from refattn.conformance.case import Problem
 from refattn.conformance.cases import all_cases
 from refattn.conformance.diagnosis import Evidence, diagnose, ratio_against, summarise
+from refattn.conformance.diagnosis.fitting import fitted
 from refattn.conformance.diagnosis.hypotheses import catalogue, of_fault, together
 from refattn.conformance.diagnosis.measure import SAME, measure
 from refattn.conformance.diagnosis.where import indices_in_words
@@ -226,6 +227,17 @@ def test_right_answers_need_no_diagnosis() -> None:
     for one in catalogue():
         predicted = one.predict(problem)
         assert predicted is None or not Evidence(problem, right, Judgement(verdict="fail")).fits(predicted), one.name
+
+
+def test_fits_to_infinities_are_silent() -> None:
+    """Numbers are fitted to an answer of zeros where infinities belong, without a warning."""
+    values = data()
+    values["v"][..., 0, 0] = np.inf
+    problem = Problem(**values)
+    result = replace(answered(problem), output=np.zeros((2, 2, 6, 8)))
+    found = [*fitted(Evidence(problem, result, judge(problem, result)))]
+    assert "output times a factor" in {one.name for one in found}
+    assert all(one.predict(problem) is None or one.says(problem) for one in found)
 
 
 def test_faults_of_one_step_are_no_pair() -> None:

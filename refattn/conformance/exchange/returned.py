@@ -64,7 +64,7 @@ def compare_folder(
         except NoSuchCase as fault:
             raise TensorFileError(f"{folder}: {fault}") from fault
         found = [one for one in found if one.case.name in wanted]
-    records = []
+    records: list[Record] = []
     for one in found:
         records.append(with_bounded_evidence(_judged(folder, one, selection), records))
         advance(records[-1])
