@@ -277,6 +277,22 @@ def test_faults_of_tiles_of_any_size(size: int) -> None:
     assert explains_much(report.diagnosis)
 
 
+def test_what_explains_the_rest_may_be_fitted() -> None:
+    """A window of another width is told beside a fault that explains more failures."""
+
+    def attention(q: Any, k: Any, v: Any, *, mask: Any = None) -> Any:
+        if mask is not None:
+            mask = mask | np.roll(np.asarray(mask), -1, axis=-1) & (np.tri(*mask.shape[-2:]) > 0)
+        return named("heads are interleaved").attention()(q, k, v, mask=mask)
+
+    pairs = [pair for pair in PLAIN if pair[0].name.startswith(("masks.window", "heads.", "long_rows."))]
+    report = run_suite(FunctionTarget("wrong", "numpy", attention), pairs, 20)
+    assert report.diagnosis is not None
+    told = " ".join(report.diagnosis["sentences"])
+    assert '"heads are interleaved" [G1]' in told
+    assert "your window is one key too wide" in told
+
+
 def test_axes_taken_for_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     """A function of (batch, tokens, heads, width) that is judged without its convention is told so, and what to add."""
 

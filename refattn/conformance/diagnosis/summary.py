@@ -6,6 +6,7 @@ speak against it than against the best one so far.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -258,7 +259,8 @@ class _Search:
 
     def _next(self, rest: list[Evidence]) -> Hypothesis | None:
         """The fault that explains most of what is left, if it explains two of them, or all."""
-        some, known = rest[:PROBES], (*catalogue(), *readings(), *tilings())
+        some = rest[:PROBES]
+        known = itertools.chain(catalogue(), readings(), tilings(), *(fitted(case) for case in some[:1]))
         counts = {one: sum(self._fits(one, case) for case in some) for one in self._in_time(known)} if some else {}
         most = max(counts.values(), default=0)
         if most < min(2, len(some)) or not most:
