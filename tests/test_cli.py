@@ -256,6 +256,16 @@ def test_usage_errors_are_exit_code_2(capsys: pytest.CaptureFixture[str], argume
     assert err.startswith("usage: refattn")
 
 
+def test_an_unknown_option_shows_the_options_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """The usage that comes with the error is that of the subcommand, which lists what it takes."""
+    assert cli.main(["compare", "x.npz", "--htlm", "x"]) == 2
+    err = capsys.readouterr().err
+    assert "usage: refattn compare" in err and "[--html FILE]" in err
+    assert "refattn compare: error: unrecognized arguments: --htlm x" in err
+    assert cli.main(["--nothing"]) == 2
+    assert "refattn: error: unrecognized arguments: --nothing" in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """--version prints the version of the package."""
     assert run(capsys, "--version") == f"refattn {refattn.__version__}\n"

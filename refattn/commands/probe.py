@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from refattn.commands.check import TARGET
-from refattn.dtypes import COMPUTED
+from refattn.commands.check import TARGET, in_dtype
 
 DESCRIPTION = """\
 Finds out what an implementation of attention does, by constructed inputs: no convention is presumed. The result is a
@@ -44,10 +43,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--against", metavar="TARGET", help="show only what differs from another target, or a profile")
     parser.add_argument(
-        "--dtype", choices=COMPUTED, help="of the calls that are not about a dtype (float32 where there is one)"
+        "--dtype",
+        metavar="NAME",
+        type=in_dtype,
+        help="of the calls that are not about a dtype (float32 where there is one)",
     )
     parser.add_argument(
-        "--library", metavar="NAME", default="numpy", help="arrays that your own function is called with (%(default)s)"
+        "--library", metavar="NAME", help="arrays that your own function is called with: numpy, or what the file says"
+    )
+    parser.add_argument(
+        "--convention", metavar="FILE", help="how your own function is called, as refattn check --convention takes it"
     )
 
 
@@ -87,7 +92,7 @@ def _card(args: argparse.Namespace, name: str) -> Any:
     from refattn.conformance.targets import TargetError, find_target
 
     with captured([]):
-        target = find_target(name, args.library)
+        target = find_target(name, args.library, args.convention if name == args.target else None)
     if args.dtype and args.dtype not in target.dtypes:
         raise TargetError(target.unsupported((), args.dtype))
     with progress(len(PROBES)) as advance:
