@@ -102,7 +102,7 @@ def parts_of(label: str, found: Trace) -> list[tuple[str, list[nodes.Node]]]:
         ("code", [code_link(place.module, place.line, str(place)) for place in found.code]),
         ("error", [nodes.literal("", name) for name in found.errors]),
         *counted.items(),
-        ("departs", board),
+        ("failed by", board),
     ]
 
 
@@ -160,7 +160,7 @@ class TraceabilityDirective(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """The table."""
-        columns = ("clause", "level", "code", "errors", "cases", "vectors", "faults", "reports", "depart")
+        columns = ("clause", "level", "code", "errors", "cases", "vectors", "faults", "reports", "failed by")
         table, group, head, body = nodes.table(), nodes.tgroup(cols=len(columns)), nodes.thead(), nodes.tbody()
         group += [nodes.colspec(colwidth=1) for _ in columns]
         head += row([nodes.Text(column) for column in columns])
