@@ -8,7 +8,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 from visible import SEEN
 
 import refattn
@@ -66,7 +65,7 @@ def lookup() -> Figure:
     left.text(0.5, -0.22, "query", color=OTHER, ha="center")
     for key, name, score in zip(k, three_tokens.TOKENS, found.scores[0]):
         left.annotate("", key, (0, 0), arrowprops={"arrowstyle": "-|>", "color": SEEN, "lw": 1.5})
-        left.text(*(key + (0.04, 0.06)), f"{name}\n{score:g}", ha="center", va="bottom")
+        left.text(key[0] + 0.04, key[1] + 0.06, f"{name}\n{score:g}", ha="center", va="bottom")
     left.set(xlim=(-0.35, 1.5), ylim=(-0.35, 1.6), aspect="equal", title="keys, and their scores")
 
     places = range(len(three_tokens.TOKENS))
@@ -79,7 +78,7 @@ def lookup() -> Figure:
 
     right.scatter(*v.T, s=900 * found.weights[0], color=SEEN, alpha=0.6, linewidth=0)
     for value, name in zip(v, three_tokens.TOKENS):
-        right.text(*(value + (0.7, 0.7)), name)
+        right.text(value[0] + 0.7, value[1] + 0.7, name)
     right.scatter(*found.output[0], color=OTHER, marker="D", zorder=3)
     right.annotate(
         "output",
@@ -156,9 +155,7 @@ def in_tokens(axes: Any, ticks: Any, word: str = "tokens") -> None:
     """A logarithmic axis of lengths, powers of two written out."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks)
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda count, _: f"{count:g}" if count < 1024 else f"{count / 1024:g}k")
-    )
+    axes.xaxis.set_major_formatter(lambda count, _: f"{count:g}" if count < 1024 else f"{count / 1024:g}k")
     axes.set_xlabel(word)
 
 
