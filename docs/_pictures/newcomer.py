@@ -45,7 +45,7 @@ def recall() -> Figure:
     counts = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
     draws = [[recalled(count, seed=seed) for seed in range(8)] for count in counts]
     by_state, by_lookup = np.mean(draws, axis=1).T
-    figure, axes = plt.subplots(figsize=(6.4, 3))
+    figure, axes = plt.subplots(figsize=(5.6, 3))
     axes.plot(counts, by_lookup, color=SEEN, marker="o", label="lookup among all keys")
     axes.plot(counts, by_state, color=OTHER, marker="o", label="state of 64 x 64 numbers")
     in_tokens(axes, counts[::3], "events")
@@ -59,7 +59,9 @@ def lookup() -> Figure:
     """The first query of the worked example: its keys, the weights that follow, and the mixture of values."""
     q, k, v = three_tokens.inputs()
     found = refattn.attention_stages(q, k, v)
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(7.2, 2.6))
+    places = [["keys", "values"], ["weights", "weights"]]
+    figure, axes = plt.subplot_mosaic(places, figsize=(5.6, 4.4), height_ratios=(2, 1))
+    left, middle, right = (axes[name] for name in ("keys", "weights", "values"))
 
     left.annotate("", q[0], (0, 0), arrowprops={"arrowstyle": "-|>", "color": OTHER, "lw": 7, "alpha": 0.6})
     left.text(0.5, -0.22, "query", color=OTHER, ha="center")
@@ -88,7 +90,7 @@ def lookup() -> Figure:
         ha="center",
         arrowprops={"arrowstyle": "-", "color": OTHER},
     )
-    right.set(xlim=(-1.5, 13.5), ylim=(-1.5, 13.5), xticks=(0, 5, 10), yticks=(0, 5, 10), aspect="equal")
+    right.set(xlim=(-1.5, 15), ylim=(-1.5, 13.5), xticks=(0, 5, 10), yticks=(0, 5, 10), aspect="equal")
     right.set_title("values, and their mixture")
     return tidy(figure)
 
@@ -96,7 +98,7 @@ def lookup() -> Figure:
 def weights() -> Figure:
     """The weights of the worked example, without a mask and causal, as squares with their numbers."""
     inputs = three_tokens.inputs()
-    figure, places = plt.subplots(1, 2, figsize=(6.4, 3))
+    figure, places = plt.subplots(1, 2, figsize=(5.6, 3))
     shades = LinearSegmentedColormap.from_list("seen", [(*to_rgb(SEEN), 0), (*to_rgb(SEEN), 0.9)])
     for axes, causal in zip(places, (False, True)):
         found = refattn.attention_stages(*inputs, causal=causal)
@@ -115,7 +117,7 @@ def weights() -> Figure:
 
 def growth() -> Figure:
     """What n tokens cost: weights of one head, and the work of attention and its alternatives."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.2))
+    figure, (left, right) = plt.subplots(2, 1, figsize=(5.6, 6))
     some = np.arange(0, 16385, 512)
     matrix = [cost.attention_cost(int(n), int(n), heads=1, d_k=128).weights_per_head_bytes / 2**20 for n in some]
     cached = [cost.kv_cache_bytes(1, int(n), 1, 128) / 2**20 for n in some]
@@ -134,9 +136,10 @@ def growth() -> Figure:
 
 def paths() -> Figure:
     """Steps between the first and the last of n tokens."""
-    figure, axes = plt.subplots(figsize=(6.4, 3))
+    figure, axes = plt.subplots(figsize=(5.6, 3))
     each(axes, "path")
     axes.set_yscale("log")
+    axes.set_ylim(0.6, 2e6)  # room for the legend
     axes.set_ylabel("steps from first to last")
     axes.legend(frameon=False, fontsize=8)
     return tidy(figure)
