@@ -24,6 +24,8 @@ extensions = [
 ]
 exclude_patterns = ["_build", "examples", "scoreboard/reproductions"]
 nitpicky = True
+# Quotation marks are made round; "(..., H, Lq)" keeps its three dots.
+smartquotes_action = "q"
 # What the standard library and NumPy document is not linked: the book is built without a network.
 nitpick_ignore = [("py:class", "refattn.pages.Tables")]  # what a paged cache hands to its successor
 nitpick_ignore_regex = [("py:.*", r"(?!refattn).*")]

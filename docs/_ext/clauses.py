@@ -143,7 +143,8 @@ def cases_of(one: Clause, cases: list[Case]) -> nodes.Node:
         place = code_link(f"cases/{build.__module__.rpartition('.')[2]}", build.__code__.co_firstlineno, case.name)
         term = nodes.term("", "", nodes.literal("", "", place), nodes.Text(f"  {', '.join(case.dtypes)}"))
         entries += nodes.definition_list_item("", term, nodes.definition("", nodes.paragraph("", case.says)))
-    return section + (entries if cases else nodes.paragraph("", "Certified vectors alone test it."))
+    section += entries if cases else nodes.paragraph("", "Certified vectors alone test it.")
+    return section
 
 
 def clause_link(label: str, text: str = "") -> nodes.Node:
