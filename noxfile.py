@@ -123,12 +123,16 @@ def docs(session: nox.Session) -> None:
     install(session, "docs")
     book, strictly = session.cache_dir / "book", ("--nitpicky", "--fail-on-warning", "--keep-going", "--quiet")
     shutil.rmtree(book, ignore_errors=True)
-    env = {"PYTHONSAFEPATH": "1"}
-    session.run("sphinx-build", *strictly, "-b", "html", "docs", str(book / "html"), env=env)
+    env = {"PYTHONSAFEPATH": "1", **built_book(session)}
+    session.run("sphinx-build", *strictly, "-b", "html", "docs", env["REFATTN_BOOK"], env=env)
     of_print = ("-D", "root_doc=print", "-D", "suppress_warnings=toc.not_included")
     session.run("sphinx-build", *strictly, "-b", "singlehtml", *of_print, "docs", str(book / "print"), env=env)
-    env["REFATTN_BOOK"] = str((book / "html").resolve())
-    session.run(*RUNNER, "tests/docs", *session.posargs, env=env)
+    session.run(*RUNNER, "tests/docs/test_book.py", *session.posargs, env=env)
+
+
+def built_book(session: nox.Session) -> dict[str, str]:
+    """Say where the book lies, for its tests."""
+    return {"REFATTN_BOOK": str((session.cache_dir / "book" / "html").resolve())}
 
 
 @nox.session(requires=["wheel"])
@@ -248,17 +252,18 @@ def faults(session: nox.Session) -> None:
     session.run("python", "-m", "refattn.conformance.matrix", *arguments, env={"PYTHONSAFEPATH": "1"})
 
 
-@nox.session(requires=["wheel"], default=False)
+@nox.session(requires=["docs"], default=False)
 def pages(session: nox.Session) -> None:
-    """Open the HTML reports in a headless browser, wide and narrow, in light and dark (1 minute)."""
+    """Open the book and HTML reports in a headless browser, wide and narrow, in light and dark (3 minutes)."""
     install(session, "pages")
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
     browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
         session.run("python", "-m", "playwright", "install", "chromium")
     shots = session.cache_dir / "pages"
-    env = {"PYTHONSAFEPATH": "1", "REFATTN_BROWSER": browser or "", "REFATTN_SHOTS": str(shots)}
-    session.run(*RUNNER, "tests/pages", *session.posargs, env=env)
+    env = {"REFATTN_BROWSER": browser or "", "REFATTN_SHOTS": str(shots), **built_book(session)}
+    tests = session.posargs or ("tests/pages", "tests/docs/test_book_in_browser.py")
+    session.run(*RUNNER, *tests, env={"PYTHONSAFEPATH": "1", **env})
 
 
 @nox.session(requires=["wheel"], default=False)
