@@ -232,8 +232,12 @@ CONVENTIONS: dict[tuple[str, str], Steps | Callable[[Attention], Attention]] = {
     ("sizes of zero", "some refused"): _refuses(lambda q, k, v: 0 in (*q.shape, *k.shape, *v.shape)),
     ("sizes of zero", "some wrong"): {"output": lambda run, x, seen: Plain.output(run, x + (not run.k_len), seen)},
     ("strides", "some refused"): _refuses(lambda *arrays: not _contiguous(*arrays)),
+    ("dtype of the result", "other"): _returns(
+        lambda output: output.astype(np.float32 if output.dtype == np.float16 else output.dtype)
+    ),
     ("dtype of the result", "float64"): _returns(lambda output: output.astype(np.float64)),
     ("precision of float32", "bfloat16-like products"): _short(16),
+    ("precision of float32", "weights of few bits"): {"stored": lambda run, x: shortened(x, 8)},
     ("precision of float32", "short sums"): {"weighted": _in_float16},
     ("subnormal numbers", "flushed"): {"output": _flushed},
     ("many keys", "wrong where logits fall"): {"softmax": _drops_after_peak},

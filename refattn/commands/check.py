@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from refattn.clauses import CHAPTERS, CLAUSES
+from refattn.commands import process
 from refattn.commands.clauses import labels_in
 from refattn.dtypes import COMPUTED, dtype_in, dtypes_in
 
@@ -101,16 +102,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "its departures explain are listed as declared, all others are faults",
     )
     parser.add_argument("--only-inputs", action="store_true", help="run the cases of --inputs and no others")
-    apart = parser.add_argument_group("the process that the target runs in")
-    apart.add_argument(
-        "--time-limit", metavar="SECONDS", type=_positive, default=60.0, help="for the calls of each case (%(default)g)"
-    )
-    apart.add_argument(
-        "--memory-limit", metavar="GIB", type=_positive, help="resident memory (80 %% of what is free at the start)"
-    )
-    apart.add_argument(
-        "--in-process", action="store_true", help="none, no limits: a debugger reaches the target, a crash ends the run"
-    )
+    process.configure(parser, "case")
     parser.set_defaults(stray=None)
 
 
@@ -144,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         _check_usage(args, name)
         check_places(places)
         with capture(notes):
-            target = _target(args, name)
+            target = process.open_target(args, name, args.library, args.convention)
     except (TargetError, ReportError, _UsageError) as fault:
         return _refused(str(fault))
     try:
@@ -245,20 +237,6 @@ def _check_usage(args: argparse.Namespace, name: str | None) -> None:
         raise _UsageError("--save-inputs needs --case NAME")
 
 
-def _target(args: argparse.Namespace, name: str) -> Any:
-    """The target: in a process of its own, unless it is refattn's or the user wants it here."""
-    from refattn.conformance.targets import find_target, is_own
-
-    if args.in_process or (is_own(name) and args.convention is None):
-        return find_target(name, args.library, args.convention)
-    from refattn.conformance.isolation.target import AVAILABLE, IsolatedTarget
-
-    if not AVAILABLE:
-        raise _UsageError("targets run in a process of their own on POSIX systems alone: add --in-process")
-    limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
-    return IsolatedTarget(name, args.library, args.convention, seconds=args.time_limit, memory_limit=limit)
-
-
 def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
     """The cases to run, each with a dtype; captured tensors last, whatever --clauses says."""
     from refattn.conformance.captured import captured_cases
@@ -312,16 +290,6 @@ def in_dtype(text: str) -> str:
         return dtype_in(text)
     except ValueError as fault:
         raise argparse.ArgumentTypeError(str(fault)) from fault
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0; got {text!r}")
-    return value
 
 
 def _command(args: argparse.Namespace, name: str) -> str:

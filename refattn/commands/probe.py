@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from refattn.commands import process
 from refattn.commands.check import TARGET, in_dtype
 
 DESCRIPTION = """\
@@ -54,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--convention", metavar="FILE", help="how your own function is called, as refattn check --convention takes it"
     )
+    process.configure(parser, "question")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,14 +91,17 @@ def _card(args: argparse.Namespace, name: str) -> Any:
     from refattn.conformance.capture import captured
     from refattn.conformance.probe.run import PROBES, probe
     from refattn.conformance.probe.table import progress
-    from refattn.conformance.targets import TargetError, find_target
+    from refattn.conformance.targets import TargetError
 
     with captured([]):
-        target = find_target(name, args.library, args.convention if name == args.target else None)
-    if args.dtype and args.dtype not in target.dtypes:
-        raise TargetError(target.unsupported((), args.dtype))
-    with progress(len(PROBES)) as advance:
-        return probe(target, dtype=args.dtype, advance=advance)
+        target = process.open_target(args, name, args.library, args.convention if name == args.target else None)
+    try:
+        if args.dtype and args.dtype not in target.dtypes:
+            raise TargetError(target.unsupported((), args.dtype))
+        with progress(len(PROBES)) as advance:
+            return probe(target, dtype=args.dtype, advance=advance)
+    finally:
+        target.close()
 
 
 def _other(args: argparse.Namespace) -> Any:

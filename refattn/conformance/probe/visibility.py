@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from refattn import masks
@@ -32,12 +30,12 @@ LEFT, RIGHT = 3, 1
     },
 )
 def mask(call: Caller) -> str:
-    """All scores 0, v = identity, Lq = 4, Lk = 6, and a boolean mask that shows and hides keys of each row: the
-    weights."""
+    """All scores 0, v = identity, Lq = 4, Lk = 6, and a boolean mask that shows and hides keys of each row, handed over
+    as it is: the weights."""
     if reason := call.lacks("mask"):
         raise NotOffered(reason)
     return call.match(
-        call.weights(Problem(**blank(4, 6, call.dtype), shown=PAIRS)),
+        call.weights(Problem(**blank(4, 6, call.dtype), shown=PAIRS, literal=True)),
         {
             "True is visible": uniform(PAIRS),
             "True is hidden": uniform(~PAIRS),
@@ -117,7 +115,7 @@ def causal(call: Caller) -> str:
     size = 6
     return _pattern(
         call,
-        call.weights(Problem(**blank(size, size, call.dtype), causal=True)),
+        call.weights(Problem(**blank(size, size, call.dtype), causal=True, literal=True)),
         {
             "keys up to its own": _lower(size),
             "hides itself": _lower(size, -1),
@@ -246,24 +244,22 @@ def mask_with_causal(call: Caller) -> str:
     },
 )
 def window(call: Caller) -> Seen | str:
-    """All scores 0, v = identity, Lq = Lk = 8, window(3, 1), which the target must ask for as such: the weights."""
-    size, asked = K_LEN, []
-
-    def lazy(_: Any) -> Any:
-        asked.append(True)
-        return masks.window(LEFT, RIGHT)
-
+    """All scores 0, v = identity, Lq = Lk = 8, and a parameter for windows that is asked for left = 3 and right = 1, or
+    right = 0 where it has no right side: the weights."""
     if reason := call.lacks("mask"):
         raise NotOffered(reason)
-    weights = call.weights(Problem(**blank(size, size, call.dtype), mask=lazy, shown=_band(size, LEFT, RIGHT)))
-    if not asked:
-        raise NotOffered("it is given windows as boolean masks")
+    size, right = K_LEN, RIGHT
+    try:
+        weights = call.weights(_windowed(call, right))
+    except NotOffered:
+        right = 0
+        weights = call.weights(_windowed(call, right))
     readings = {
-        "left + 1 + right keys": _band(size, LEFT, RIGHT),
-        "one more on the left": _band(size, LEFT + 1, RIGHT),
-        "one less on the left": _band(size, LEFT - 1, RIGHT),
-        "one more on the right": _band(size, LEFT, RIGHT + 1),
-        "one less on the right": _band(size, LEFT, RIGHT - 1),
+        "left + 1 + right keys": _band(size, LEFT, right),
+        "one more on the left": _band(size, LEFT + 1, right),
+        "one less on the left": _band(size, LEFT - 1, right),
+        "one more on the right": _band(size, LEFT, right + 1),
+        "one less on the right": _band(size, LEFT, right - 1),
         "symmetric": _band(size, LEFT, LEFT),
     }
     found = _pattern(call, weights, readings)
@@ -271,6 +267,16 @@ def window(call: Caller) -> Seen | str:
         row = weights.reshape(-1, size, size)[0, size // 2] > 0
         return Seen(found, f"query {size // 2} sees the keys {', '.join(map(str, np.nonzero(row)[0]))}")
     return found
+
+
+def _windowed(call: Caller, right: int) -> Problem:
+    return Problem(
+        **blank(K_LEN, K_LEN, call.dtype),
+        mask=lambda _: masks.window(LEFT, right),
+        shown=_band(K_LEN, LEFT, right),
+        window=(LEFT, right),
+        literal=True,
+    )
 
 
 def _band(size: int, left: int, right: int) -> Array:

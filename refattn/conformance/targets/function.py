@@ -68,6 +68,8 @@ class FunctionTarget(ArrayTarget):
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """One call with the options that the problem uses."""
         options: dict[str, Any] = {}
+        if problem.literal and problem.window is not None:
+            raise Unsupported(f"{self.name} is given windows as boolean masks")
         if problem.causal:
             options["causal"] = True
         if problem.shown is not None:
