@@ -219,6 +219,13 @@ CONVENTIONS: dict[tuple[str, str], Steps | Callable[[Attention], Attention]] = {
     ("hidden values", "infinity leaks"): {"weighted": _only(np.isinf)},
     ("hidden values", "huge numbers leak"): {"output": _huge_hidden},
     ("hidden values", "changes bits"): {"weighted": _last_bits},
+    ("query of NaN", "zeros with causal"): {
+        "output": lambda run, x, seen: Plain.output(
+            run,
+            np.where(np.any(np.isnan(run.q), axis=-1, keepdims=True) & ~np.all(seen, axis=-1)[..., None], 0.0, x),
+            seen,
+        )
+    },
     ("visible NaN in k", "hidden"): {
         "visible": _nan_keys_hidden,
         "scores": lambda run: run.products(run.q, run.finite(run.k)),
@@ -237,7 +244,9 @@ CONVENTIONS: dict[tuple[str, str], Steps | Callable[[Attention], Attention]] = {
     ),
     ("dtype of the result", "float64"): _returns(lambda output: output.astype(np.float64)),
     ("precision of float32", "bfloat16-like products"): _short(16),
-    ("precision of float32", "weights of few bits"): {"stored": lambda run, x: shortened(x, 8)},
+    ("precision of float32", "weights of few bits"): {
+        "weighted": lambda run, weights, v: Plain.weighted(run, shortened(weights, 8), v)
+    },
     ("precision of float32", "short sums"): {"weighted": _in_float16},
     ("subnormal numbers", "flushed"): {"output": _flushed},
     ("many keys", "wrong where logits fall"): {"softmax": _drops_after_peak},

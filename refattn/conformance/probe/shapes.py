@@ -86,7 +86,7 @@ def sizes_of_zero(call: Caller) -> Seen:
     """v of ones, and in turn no queries, no keys, no batch entries, d_k = 0, d_v = 0 and both: the output, of the shape
     that q and v give, 0 for rows over no keys and 1 otherwise."""
     found: dict[str, list[str]] = {"some crash": [], "some wrong": [], "some refused": []}
-    asked = 0
+    asked, not_asked = [], []
     for name, (batch, q_len, k_len, d_k, d_v) in {
         "Lq = 0": (1, 0, 3, WIDTH, WIDTH),
         "Lk = 0": (1, 3, 0, WIDTH, WIDTH),
@@ -100,6 +100,7 @@ def sizes_of_zero(call: Caller) -> Seen:
         try:
             output = call.result(problem).output
         except NotOffered:
+            not_asked.append(name)
             continue
         except Crashed as fault:
             found["some crash"].append(f"{name} ({fault})")
@@ -110,10 +111,13 @@ def sizes_of_zero(call: Caller) -> Seen:
                 found["some wrong"].append(f"{name} gives shape {output.shape}")
             elif not call.close(output, float(k_len > 0)):
                 found["some wrong"].append(f"{name} gives {output.ravel()[0]:.6g}")
-        asked += 1
+        asked.append(name)
     if not asked:
         raise NotOffered("it cannot be asked for sizes of zero")
     words = "; ".join(f"{kind.partition(' ')[2]}: {', '.join(ones)}" for kind, ones in found.items() if ones)
+    words = words or f"{', '.join(asked)} give what they must; it cannot be asked for {', '.join(not_asked)}" * bool(
+        not_asked
+    )
     return Seen(next((kind for kind, ones in found.items() if ones), "all accepted"), words)
 
 

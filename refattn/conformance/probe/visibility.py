@@ -136,17 +136,29 @@ def causal(call: Caller) -> str:
     },
     specified=("raises",),
 )
-def causal_alignment(call: Caller) -> str:
-    """All scores 0, v = identity, causal without q_start, Lq = 3 and Lk = 8, then Lq = 8 and Lk = 3: the weights, of
-    rows that see a key."""
+def causal_alignment(call: Caller) -> Seen | str:
+    """All scores 0, v = identity, causal without q_start, Lq = 3 and Lk = 8, then Lq = 8 and Lk = 3 if that is offered:
+    the weights, of rows that see a key."""
     if reason := call.lacks("causal"):
         raise NotOffered(reason)
-    found = {_aligned(call, q_len, k_len) for q_len, k_len in ((Q_LEN, K_LEN), (K_LEN, Q_LEN))}
-    return found.pop() if len(found) == 1 else "other"
+    found, seen = {}, []
+    for q_len, k_len in ((Q_LEN, K_LEN), (K_LEN, Q_LEN)):
+        try:
+            weights = call.weights(Problem(**blank(q_len, k_len, call.dtype), causal=True, literal=True))
+        except NotOffered:
+            if not found:
+                raise
+            continue
+        found[_aligned(call, weights, q_len, k_len)] = q_len, k_len
+        counts = np.count_nonzero(weights.reshape(-1, q_len, weights.shape[-1])[0], axis=-1)
+        seen.append(f"{', '.join(map(str, counts))} of {k_len} keys")
+    if len(found) == 1 and "other" not in found:
+        (name,) = found
+        return name if len(seen) > 1 else Seen(name, f"{name} with Lq < Lk; Lq > Lk is not offered")
+    return Seen("other", f"with Lq != Lk and no q_start, queries see {'; and '.join(seen)}")
 
 
-def _aligned(call: Caller, q_len: int, k_len: int) -> str:
-    weights = call.weights(Problem(**blank(q_len, k_len, call.dtype), causal=True, literal=True))
+def _aligned(call: Caller, weights: Array, q_len: int, k_len: int) -> str:
     readings = {
         "top-left": causal_pairs(q_len, k_len),
         "bottom-right": causal_pairs(q_len, k_len, k_len - q_len),

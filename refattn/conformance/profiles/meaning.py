@@ -24,6 +24,20 @@ def _hidden_before_scale(run: Any, x: Array, seen: Array) -> Array:
     return run.xp.where(seen, x, float("nan")) if _turned(run) else Plain.hidden(run, x, seen)
 
 
+def _zeros_for_nan_with_causal(run: Any, output: Array, seen: Array) -> Array:
+    broken = run.xp.any(run.xp.isnan(run.q), axis=-1)
+    if run.causal and run.mask is None and run.bias is None:
+        broken = broken & ~run.xp.all(seen, axis=-1)
+        output = run.xp.where(broken[..., None], 0.0, output)
+    return Plain.output(run, output, seen)
+
+
+def _in_float32(run: Any, output: Array, seen: Array) -> Array:
+    """The output of Plain, in float32 where it would be float64."""
+    output = Plain.output(run, output, seen)
+    return run.xp.astype(output, run.xp.float32) if output.dtype == run.xp.float64 else output
+
+
 def _zeros_for_nan(run: Any, output: Array, seen: Array) -> Array:
     broken = run.xp.any(run.xp.isnan(run.q), axis=-1)[..., None]
     return Plain.output(run, run.xp.where(broken, 0.0, output), seen)
@@ -40,6 +54,19 @@ OWN = {
             steps={"hidden": _hidden_before_scale},
         ),
         Fault(name="row of a NaN query is 0", clause="M21", kind="NaN leak", steps={"output": _zeros_for_nan}),
+        Fault(
+            name="row of a NaN query is 0 with causal",
+            clause="M21",
+            kind="NaN leak",
+            steps={"output": _zeros_for_nan_with_causal},
+        ),
+        Fault(
+            name="float64 becomes float32",
+            clause="A4",
+            kind="dtype-precision",
+            dtypes=("float64",),
+            steps={"output": _in_float32},
+        ),
     )
 }
 _LEAKS = ("NaN and infinity leak", "NaN leaks", "infinity leaks")
@@ -97,6 +124,7 @@ MEANING: dict[tuple[str, str], tuple[str, ...]] = {
     ("low logits", "NaN"): ("maximum starts at 0",),
     ("keys of zeros", "hidden"): ("keys of zeros are padding",),
     ("query of NaN", "zeros in its row"): ("row of a NaN query is 0",),
+    ("query of NaN", "zeros with causal"): ("row of a NaN query is 0 with causal",),
     ("query of NaN", "other rows too"): ("one maximum for all rows",),
     ("sinks", "ignored"): ("sinks are ignored",),
     ("sinks", "scaled"): ("sinks are scaled",),
@@ -122,6 +150,7 @@ MEANING: dict[tuple[str, str], tuple[str, ...]] = {
     ("axes of the output", "scrambled"): ("tokens before heads",),
     ("values of another width", "as wide as q"): ("output as wide as q",),
     ("dtype of the result", "float32"): ("result in float32",),
+    ("dtype of the result", "float32 for float64"): ("float64 becomes float32",),
     ("precision of float64", "float32"): ("float64 in float32",),
     ("precision of float32", "tf32-like products"): ("products of truncated inputs",),
     ("precision of float32", "logits of few bits"): ("softmax in half precision",),
