@@ -32,10 +32,6 @@ def _zero_gives_nan(run: Any, x: Array) -> Array:
     return x * run.factor() if run.factor() else x * math.nan
 
 
-def _negative_gives_nan(run: Any, x: Array) -> Array:
-    return x * (math.nan if run.factor() < 0 else run.factor())
-
-
 def _nan_with_causal(run: Any, x: Array, seen: Array) -> Array:
     return np.where(seen, x, -INF if run.factor() > 0 or not run.causal else math.nan)
 
@@ -169,7 +165,6 @@ CONVENTIONS: dict[tuple[str, str], Steps | Callable[[Attention], Attention]] = {
     ("default scale", "other"): {"default_scale": lambda run: run.d_k**-0.25},
     ("scale option", "times default"): {"factor": lambda run: (1 if run.scale is None else run.scale) * run.d_k**-0.5},
     ("scale option", "NaN at zero"): {"scaled": _zero_gives_nan},
-    ("scale option", "NaN below zero"): {"scaled": _negative_gives_nan},
     ("scale option", "NaN with causal"): {"hidden": _nan_with_causal},
     ("scale option", "some refused"): _factor(_refuses_negative),
     ("scale option", "other"): _factor(lambda scale: scale + 1),
@@ -226,6 +221,8 @@ CONVENTIONS: dict[tuple[str, str], Steps | Callable[[Attention], Attention]] = {
             seen,
         )
     },
+    ("visible infinity in k", "counts as zero"): {"scores": lambda run: run.products(run.q, run.finite(run.k))},
+    ("log-sum-exp of a logit of +inf", "finite"): {"lse": lambda run, lse: np.where(np.isnan(lse), 88.0, lse)},
     ("visible NaN in k", "hidden"): {
         "visible": _nan_keys_hidden,
         "scores": lambda run: run.products(run.q, run.finite(run.k)),

@@ -8,7 +8,11 @@ def configure(parser: argparse.ArgumentParser, calls: str) -> None:
     """Adds the options; `calls` says what the time limit is for."""
     apart = parser.add_argument_group("the process that the target runs in")
     apart.add_argument(
-        "--time-limit", metavar="SECONDS", type=_positive, default=60.0, help=f"for the calls of each {calls} (%(default)g)"
+        "--time-limit",
+        metavar="SECONDS",
+        type=_positive,
+        default=60.0,
+        help=f"for the calls of each {calls} (%(default)g)",
     )
     apart.add_argument(
         "--memory-limit", metavar="GIB", type=_positive, help="resident memory (80 %% of what is free at the start)"

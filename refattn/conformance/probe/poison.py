@@ -137,6 +137,28 @@ def visible_nan(call: Caller) -> str:
 
 
 @PROBES.add(
+    "visible infinity in k",
+    "M20",
+    {
+        "NaN": "a visible key with an infinite component makes its rows NaN",
+        "by its sign": "a visible key with an infinite component is hidden where its logit is -inf, and else NaN",
+        "counts as zero": "a visible key with an infinite component counts as a key of zeros",
+    },
+)
+def visible_infinite_key(call: Caller) -> str:
+    """Two queries, one the opposite of the other, over two equal keys, the first component of the second being -inf,
+    v = identity: the weights."""
+    data = planted(np.zeros((2, 2)), call.dtype)
+    data["q"][..., 0], data["q"][..., 1] = 0.0, 0.0
+    data["q"][..., 0, 0], data["q"][..., 1, 0] = math.copysign(1, call.factor()), -math.copysign(1, call.factor())
+    data["k"][..., 1, 0] = -math.inf
+    return call.match(
+        call.weights(Problem(**data)),
+        {"NaN": math.nan, "by its sign": [[1.0, 0.0], [math.nan] * 2], "counts as zero": 0.5},
+    )
+
+
+@PROBES.add(
     "visible infinity in v",
     "M20",
     {

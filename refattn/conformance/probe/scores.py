@@ -257,6 +257,26 @@ def bias_of_minus_infinity(call: Caller) -> str:
 
 
 @PROBES.add(
+    "bias of +inf",
+    "P7",
+    {
+        "NaN": "a logit of +inf makes its row NaN",
+        "a large number": "a logit of +inf counts as a large finite one, and takes all the weight",
+    },
+)
+def bias_of_infinity(call: Caller) -> str:
+    """One query and three keys with the raw scores 0, 4 and 8, v = identity, a bias of +inf at the first key: the
+    weights."""
+    if reason := call.lacks("bias"):
+        raise NotOffered(reason)
+    summand = np.asarray([[np.inf, 0.0, 0.0]])
+    return call.match(
+        call.weights(Problem(**planted(np.asarray([[0.0, 4.0, 8.0]]), call.dtype), bias=summand)),
+        {"NaN": math.nan, "a large number": [1.0, 0.0, 0.0]},
+    )
+
+
+@PROBES.add(
     "large negative bias",
     "M18",
     {

@@ -24,6 +24,20 @@ def _hidden_before_scale(run: Any, x: Array, seen: Array) -> Array:
     return run.xp.where(seen, x, float("nan")) if _turned(run) else Plain.hidden(run, x, seen)
 
 
+def _nan_below_zero(run: Any, x: Array) -> Array:
+    """The square root of the scale multiplies queries and keys."""
+    return run.stored(x * (float("nan") if run.factor() < 0 else run.factor()))
+
+
+def _plain_scores(run: Any) -> Array:
+    """Whatever arithmetic makes of an infinite key."""
+    return run.stored(run.products(run.q, run.k))
+
+
+def _infinite_log_sum(run: Any, total: Array, peak: Array) -> Array:
+    return run.xp.where(peak == float("inf"), peak, Plain.log_sum(run, total, peak))
+
+
 def _zeros_for_nan_with_causal(run: Any, output: Array, seen: Array) -> Array:
     broken = run.xp.any(run.xp.isnan(run.q), axis=-1)
     if run.causal and run.mask is None and run.bias is None:
@@ -60,6 +74,15 @@ OWN = {
             kind="NaN leak",
             steps={"output": _zeros_for_nan_with_causal},
         ),
+        Fault(name="infinite keys count by their sign", clause="M20", kind="NaN leak", steps={"scores": _plain_scores}),
+        Fault(
+            name="log-sum-exp of a logit of +inf is +inf",
+            clause="P4",
+            kind="LSE merge",
+            lse=True,
+            steps={"log_sum": _infinite_log_sum},
+        ),
+        Fault(name="scale below 0 gives NaN", clause="S2", kind="scaling", steps={"scaled": _nan_below_zero}),
         Fault(
             name="float64 becomes float32",
             clause="A4",
@@ -80,6 +103,7 @@ MEANING: dict[tuple[str, str], tuple[str, ...]] = {
     ("scale option", "squared"): ("scale is squared",),
     ("scale option", "sign lost"): ("sign of the scale is lost",),
     ("scale option", "zero means default"): ("scale of zero means default",),
+    ("scale option", "NaN below zero"): ("scale below 0 gives NaN",),
     ("scale option", "NaN with causal"): ("scale of 0 or less gives NaN with causal",),
     ("soft cap", "before the scale"): ("cap before scale",),
     ("soft cap", "ignored"): ("cap is ignored",),
@@ -145,6 +169,9 @@ MEANING: dict[tuple[str, str], tuple[str, ...]] = {
     **{("hidden keys", leak): ("poison leaks from k",) for leak in _LEAKS},
     **{("hidden biases", leak): ("poison leaks from the bias",) for leak in _LEAKS},
     ("visible NaN in k", "counts as zero"): ("visible NaN keys count as zero",),
+    ("visible infinity in k", "by its sign"): ("infinite keys count by their sign",),
+    ("bias of +inf", "a large number"): ("infinite logits are clamped",),
+    ("log-sum-exp of a logit of +inf", "+inf"): ("log-sum-exp of a logit of +inf is +inf",),
     ("visible infinity in v", "NaN where the weight is 0"): ("poison leaks from v",),
     ("visible infinity in v", "counts as zero"): ("visible infinite values count as zero",),
     ("axes of the output", "scrambled"): ("tokens before heads",),

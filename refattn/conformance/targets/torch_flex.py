@@ -12,7 +12,10 @@ from refattn.conformance.targets.rank4 import Rank4Target
 
 
 class TorchFlexTarget(Rank4Target):
-    """It has no causal flag and no sinks, and masks are functions; scores come to score_mod scaled, so that cap and bias follow in order."""
+    """It has no causal flag and no sinks, and its masks are functions.
+
+    Scores come to score_mod scaled, so that cap and bias follow in order.
+    """
 
     has_causal = False
     mask_with_bias = True

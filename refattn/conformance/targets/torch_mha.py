@@ -13,7 +13,10 @@ from refattn.conformance.targets.rank4 import Rank4Target
 
 
 class TorchLayerTarget(Rank4Target):
-    """Its masks hide where they are True, and its is_causal is a hint about a mask. `weights` asks for the weights of each head, which takes another path."""
+    """Its masks hide where they are True, and its is_causal is a hint about a mask.
+
+    `weights` asks for the weights of each head, which takes another path.
+    """
 
     own_value_width = has_causal = False
 
