@@ -138,7 +138,7 @@ def keys_of_zeros(call: Caller) -> str:
     {
         "its row alone": "a NaN in a query makes its own row NaN, and no other",
         "zeros in its row": "a NaN in a query makes its own row zeros, as if it saw no key",
-        "zeros with causal": "a NaN in a query makes its own row zeros where causal hides keys from it, and NaN elsewhere",
+        "zeros with causal": "a NaN in a query gives zeros where causal hides keys from its row, and NaN elsewhere",
         "other rows too": "a NaN in a query spoils other rows",
     },
 )
