@@ -284,6 +284,14 @@ def scoreboard(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheel"], default=False)
+def cards(session: nox.Session) -> None:
+    """Probe public implementations, into docs/cards and the profiles that are shipped (30 minutes)."""
+    install(session, "test", "scoreboard")
+    env = {"PYTHONSAFEPATH": "1", **jax_cache(session)}
+    session.run("python", "-m", "refattn.conformance.cards", *session.posargs, env=env)
+
+
+@nox.session(requires=["wheel"], default=False)
 def bench(session: nox.Session) -> None:
     """Time the fast paths beside their peers, on a quiet machine, into docs/bench (10 minutes)."""
     install(session, "bench", extra="torch")
