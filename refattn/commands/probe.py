@@ -25,10 +25,12 @@ Verdicts:
   as specified     what the clause says
   departs          something else
   not offered      there is no such option or result
-  not determined   the probe cannot tell, and says why
+  not determined   the probe cannot tell, and says why; a call that takes too long decides nothing
 
 A card in JSON also holds, for each finding, the constructed calls in words. It is read by refattn check --profile,
 which then tells choices that the card declares from faults.
+
+The target runs in a process of its own: what ends that process is a line of the card, and the next question is asked.
 
 Exit codes: 0 it could be probed, whatever was found, 2 the command line cannot be carried out.
 """
