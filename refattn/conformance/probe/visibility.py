@@ -141,7 +141,7 @@ def causal_alignment(call: Caller) -> Seen | str:
     the weights, of rows that see a key."""
     if reason := call.lacks("causal"):
         raise NotOffered(reason)
-    found, seen = {}, []
+    found, seen = set[str](), list[str]()
     for q_len, k_len in ((Q_LEN, K_LEN), (K_LEN, Q_LEN)):
         try:
             weights = call.weights(Problem(**blank(q_len, k_len, call.dtype), causal=True, literal=True))
@@ -149,7 +149,7 @@ def causal_alignment(call: Caller) -> Seen | str:
             if not found:
                 raise
             continue
-        found[_aligned(call, weights, q_len, k_len)] = q_len, k_len
+        found.add(_aligned(call, weights, q_len, k_len))
         counts = np.count_nonzero(weights.reshape(-1, q_len, weights.shape[-1])[0], axis=-1)
         seen.append(f"{', '.join(map(str, counts))} of {k_len} keys")
     if len(found) == 1 and "other" not in found:
