@@ -39,10 +39,13 @@ def _infinite_log_sum(run: Any, total: Array, peak: Array) -> Array:
 
 
 def _zeros_for_nan_with_causal(run: Any, output: Array, seen: Array) -> Array:
-    broken = run.xp.any(run.xp.isnan(run.q), axis=-1)
+    """Where causal hides keys from a row, a NaN logit of the last key that it sees makes it 0."""
     if run.causal and run.mask is None and run.bias is None:
-        broken = broken & ~run.xp.all(seen, axis=-1)
-        output = run.xp.where(broken[..., None], 0.0, output)
+        queries, keys = (run.xp.any(run.xp.isnan(x), axis=-1) for x in (run.q, run.k))
+        last = seen[..., :-1] & ~seen[..., 1:]
+        hidden = run.xp.any(last, axis=-1, keepdims=True)
+        own = run.xp.any(last & keys[..., None, :-1], axis=-1, keepdims=True)
+        output = run.xp.where(hidden & (queries[..., None] | own), 0.0, output)
     return Plain.output(run, output, seen)
 
 
