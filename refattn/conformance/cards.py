@@ -23,6 +23,8 @@ from refattn.conformance.profiles import Profile
 from refattn.conformance.targets.names import NAMES
 
 VERIFIED = "verified.toml"
+# For the calls of a question: tinygrad's device of plain Python takes minutes for some.
+SECONDS = 1500.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def probed(name: str) -> Card:
     """The card of one implementation."""
-    target = IsolatedTarget(name)
+    target = IsolatedTarget(name, seconds=SECONDS)
     try:
         return probe(target)
     finally:
