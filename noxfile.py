@@ -19,6 +19,8 @@ FEW_CASES = (
     "(not vectors. or vectors.S) and "
     "(not gradients. or gradients.empty_rows or gradients.poison or gradients.softcap or gradients.taken)"
 )
+# And in bfloat16, which JAX computes as it does float32, what is about dtypes and rounding.
+FEW_FOR_JAX = f"({FEW_CASES}) and (not bfloat16 or arrays. or numbers. or levels.)"
 
 # Implementations that no random problem may accuse; the second compile or schedule each of them.
 RIGHT = (
@@ -111,12 +113,30 @@ def numpy(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"], default=False)
 def coverage(session: nox.Session) -> None:
-    """Measure the coverage of refattn/ on NumPy, in one process (20 minutes)."""
+    """Measure the coverage of refattn/ on NumPy (15 minutes)."""
     install(session, "test", "coverage", "bench")
     session.run("coverage", "erase")
-    runner = ("coverage", "run", "--append", "-m", "pytest")
-    both_suites(session, "numpy", *runner, f"--ignore={TIMES}")
+    both_suites(session, "numpy", "coverage", "run", "-m", "pytest", *BOTH_CORES, f"--ignore={TIMES}")
+    session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
+
+
+@nox.session(requires=["wheel"])
+def docs(session: nox.Session) -> None:
+    """Build the book and its edition for print, offline, and check what was built (1 minute)."""
+    install(session, "docs")
+    book, strictly = session.cache_dir / "book", ("--nitpicky", "--fail-on-warning", "--keep-going", "--quiet")
+    shutil.rmtree(book, ignore_errors=True)
+    env = {"PYTHONSAFEPATH": "1", **built_book(session)}
+    session.run("sphinx-build", *strictly, "-b", "html", "docs", env["REFATTN_BOOK"], env=env)
+    of_print = ("-D", "root_doc=print", "-D", "suppress_warnings=toc.not_included")
+    session.run("sphinx-build", *strictly, "-b", "singlehtml", *of_print, "docs", str(book / "print"), env=env)
+    session.run(*RUNNER, "tests/docs/test_book.py", *session.posargs, env=env)
+
+
+def built_book(session: nox.Session) -> dict[str, str]:
+    """Say where the book lies, for its tests."""
+    return {"REFATTN_BOOK": str((session.cache_dir / "book" / "html").resolve())}
 
 
 @nox.session(requires=["wheel"])
@@ -128,9 +148,9 @@ def strict(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"])
 def jax(session: nox.Session) -> None:
-    """Test on JAX, which compiles each new shape: in few dtypes (6 minutes)."""
+    """Test on JAX, which compiles each new shape: in few dtypes (5 minutes)."""
     install(session, "test", extra="jax")
-    both_suites(session, "jax", *RUNNER, *BOTH_CORES, dtypes=("float32,bfloat16", "float32"), cases=FEW_CASES)
+    both_suites(session, "jax", *RUNNER, *BOTH_CORES, dtypes=("float32,bfloat16", "float32"), cases=FEW_FOR_JAX)
 
 
 @nox.session(requires=["wheel"])
@@ -207,11 +227,12 @@ def vectors(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"], default=False)
 def sweep(session: nox.Session) -> None:
-    """Test on fresh random cases, ten times as many, and judge JAX's tiled path in all dtypes (60 minutes)."""
+    """Test on fresh random cases, ten times as many, and judge JAX's two paths in all dtypes (60 minutes)."""
     install(session, "test", extra="jax")
     for library in ("numpy", "strict"):
         pytest(session, "tests", "--library", library, "--hypothesis-profile", "sweep")
-    pytest(session, "--pyargs", "refattn.conformance", "--refattn-target", "refattn-jax-tiled")
+    for target in ("refattn-jax", "refattn-jax-tiled"):
+        pytest(session, "--pyargs", "refattn.conformance", "--refattn-target", target)
 
 
 @nox.session(requires=["wheel"], default=False)
@@ -235,17 +256,18 @@ def faults(session: nox.Session) -> None:
     session.run("python", "-m", "refattn.conformance.matrix", *arguments, env={"PYTHONSAFEPATH": "1"})
 
 
-@nox.session(requires=["wheel"], default=False)
+@nox.session(requires=["docs"], default=False)
 def pages(session: nox.Session) -> None:
-    """Open the HTML reports in a headless browser, wide and narrow, in light and dark (1 minute)."""
+    """Open the book and HTML reports in a headless browser, wide and narrow, in light and dark (3 minutes)."""
     install(session, "pages")
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
     browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
         session.run("python", "-m", "playwright", "install", "chromium")
     shots = session.cache_dir / "pages"
-    env = {"PYTHONSAFEPATH": "1", "REFATTN_BROWSER": browser or "", "REFATTN_SHOTS": str(shots)}
-    session.run(*RUNNER, "tests/pages", *session.posargs, env=env)
+    env = {"REFATTN_BROWSER": browser or "", "REFATTN_SHOTS": str(shots), **built_book(session)}
+    tests = session.posargs or ("tests/pages", "tests/docs/test_book_in_browser.py")
+    session.run(*RUNNER, *tests, env={"PYTHONSAFEPATH": "1", **env})
 
 
 @nox.session(requires=["wheel"], default=False)
@@ -263,6 +285,14 @@ def scoreboard(session: nox.Session) -> None:
     pytest(session, "tests/scoreboard")
     env = {"PYTHONSAFEPATH": "1", **jax_cache(session)}
     session.run("python", "-m", "refattn.conformance.scoreboard", *session.posargs, env=env)
+
+
+@nox.session(requires=["wheel"], default=False)
+def cards(session: nox.Session) -> None:
+    """Probe public implementations, into docs/cards and the profiles that are shipped (30 minutes)."""
+    install(session, "test", "scoreboard")
+    env = {"PYTHONSAFEPATH": "1", **jax_cache(session)}
+    session.run("python", "-m", "refattn.conformance.cards", *session.posargs, env=env)
 
 
 @nox.session(requires=["wheel"], default=False)

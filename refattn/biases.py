@@ -11,7 +11,7 @@ from .frames import Frame, pair_readings
 
 
 class Bias:
-    """A summand of the logits that is computed from heads and positions, or a sum of such."""
+    """A summand of the logits that is computed from heads and positions, or a sum of such; adds with + (B4)."""
 
     positional = False
     """Whether it reads query positions, so that Lq != Lk needs q_start (M5)."""
@@ -159,7 +159,18 @@ class Part(Bias):
 
 
 def alibi(heads: int) -> Bias:
-    """Attention with linear biases for H = heads query heads (B1, B2; Press, Smith and Lewis, 2021)."""
+    """Attention with linear biases for H = heads query heads (B1, B2; Press, Smith and Lewis, 2021).
+
+    Raises BiasError (B1) for heads that are no int >= 1, and in the call unless q has as many.
+
+    >>> import numpy as np
+    >>> from refattn import attention_stages, biases
+    >>> zeros = np.zeros((2, 3, 1))  # (H, L, d_k)
+    >>> attention_stages(zeros, zeros, zeros, bias=biases.alibi(2)).biased[0]
+    array([[ 0.    , -0.0625, -0.125 ],
+           [-0.0625,  0.    , -0.0625],
+           [-0.125 , -0.0625,  0.    ]])
+    """
     number = as_int(heads)
     if number is None or number < 1:
         raise BiasError("alibi(heads)", "an int >= 1", describe(heads), "B1")
@@ -167,14 +178,31 @@ def alibi(heads: int) -> Bias:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """The slope of each head  # B2"""
+    """The slope of each head  # B2
+
+    >>> from refattn import biases
+    >>> biases.alibi_slopes(3)
+    [0.0625, 0.00390625, 0.25]
+    """
     power = 2 ** (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     return slopes if power == heads else slopes + alibi_slopes(2 * power)[0::2][: heads - power]
 
 
 def relative(table: Array) -> Bias:
-    """A learned bias by clipped distance: table (H, 2R + 1), a floating array of q's library (B3)."""
+    """A learned bias by clipped distance: table (H, 2R + 1), a floating array of q's library (B3).
+
+    Column R is for the query's own position, those before it for earlier keys. Raises BiasError (B3) for another form.
+
+    >>> import numpy as np
+    >>> from refattn import attention_stages, biases
+    >>> zeros = np.zeros((1, 3, 1))
+    >>> bias = biases.relative(np.asarray([[-1.0, 0.0, 1.0]]))
+    >>> attention_stages(zeros, zeros, zeros, bias=bias).biased[0].astype(int)
+    array([[ 0,  1,  1],
+           [-1,  0,  1],
+           [-1, -1,  0]])
+    """
     library_of(table, "relative(table)")
     if not is_float(table.dtype) or table.ndim != 2 or table.shape[1] % 2 != 1:
         raise BiasError("relative(table)", "a floating array (H, 2R + 1)", describe(table), "B3")

@@ -72,7 +72,7 @@ class Cache:
 
     @property
     def length(self) -> Any:
-        """Positions appended so far: an int, or (batch,) ints if the entries differ or their counts came as arrays."""
+        """Positions appended so far, an int, or (batch,) ints if the entries differ or their counts came as arrays."""
         return self._live()._length
 
     def append(self, k: Array, v: Array, counts: Any = None) -> Self:

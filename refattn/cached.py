@@ -15,7 +15,15 @@ def attend(q: Array, cache: Cache, *, causal: bool = True, **options: Any) -> Ar
 
     q (batch, H, Lq, d_k); options are those of `attention`. A mask that goes by key index has as many keys as the
     cache shows: the greatest length of the entries (all slots where lengths may not be looked at), and of a rolling
-    cache the newest W - 1 + Lq positions. Returns (batch, H, Lq, d_v).
+    cache the newest W - 1 + Lq positions. Returns (batch, H, Lq, d_v). Raises CacheError (K7) for more queries than the
+    cache holds positions.
+
+    >>> import numpy as np, refattn
+    >>> k, v = np.zeros((1, 1, 3, 4)), np.arange(3.0).reshape(1, 1, 3, 1)
+    >>> cache = refattn.KVCache.allocate(k, batch=1, kv_heads=1, capacity=8, d_k=4, d_v=1)
+    >>> q = np.ones((1, 2, 2, 4))  # of two heads, at the newest two positions
+    >>> refattn.attend(q, cache.append(k, v))[0, 0].ravel()
+    array([0.5, 1. ])
     """
     k, v, options = cached_call(q, cache, options)
     return attention(q, k, v, causal=causal, **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+#: Letter and title of each chapter.
 CHAPTERS: dict[str, str] = {
     "A": "Arrays: shapes, batch, dtypes",
     "S": "Scores and scale",
@@ -29,11 +30,11 @@ CHAPTERS: dict[str, str] = {
 class Clause(NamedTuple):
     """One rule: its label, its level, a short title, one sentence, and who differs or why."""
 
-    label: str
-    level: Literal["MUST", "SHOULD", "MAY"]
-    title: str
-    text: str
-    note: str = ""
+    label: str  #: "M4"
+    level: Literal["MUST", "SHOULD", "MAY"]  #: how binding it is
+    title: str  #: a few words
+    text: str  #: the rule, one sentence
+    note: str = ""  #: who differs, or why it is so
 
     @property
     def chapter(self) -> str:
@@ -41,6 +42,7 @@ class Clause(NamedTuple):
         return self.label[0]
 
 
+#: All clauses, in the order of the chapters.
 CLAUSES: tuple[Clause, ...] = (
     Clause(
         "A1",
@@ -653,7 +655,12 @@ _BY_LABEL = {clause.label: clause for clause in CLAUSES}
 
 
 def clause(label: str) -> Clause:
-    """The clause with this label; KeyError naming the chapter's labels if there is none."""
+    """The clause with this label; KeyError naming the chapter's labels if there is none.
+
+    >>> import refattn
+    >>> refattn.clause("M4").text
+    'With causal=True a query sees the keys whose position is at most its own.'
+    """
     if label not in _BY_LABEL:
         near = ", ".join(c.label for c in CLAUSES if c.label[0] == label[:1]) or ", ".join(CHAPTERS)
         raise KeyError(f"no clause {label!r}; there are {near}")

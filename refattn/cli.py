@@ -21,7 +21,7 @@ COMMANDS = {
     "cost": "work, memory and cache size, and what the alternatives cost",
     "check": "judge an implementation, your own included",
     "probe": "find out what an implementation does, no convention presumed",
-    "cases": "write inputs of cases as files, for a program in any language",
+    "cases": "list the cases, or write their inputs as files, for a program in any language",
     "compare": "judge what it wrote, or tensors dumped from anywhere",
     "plot": "draw the weights of your own q, k and v, or a mask, as SVG",
     "vectors": "list or export calls with proven results, for any language",
@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     parser = _parser(arguments)
     try:
-        args = parser.parse_args(arguments)
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as request:  # argparse has printed the help, the version or a usage error
         return int(request.code or 0)
     if args.command is None:
@@ -84,6 +86,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, help="print the version and exit")
+    parser.set_defaults(refuse=parser.error)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     called = next((word for word in arguments if not word.startswith("-")), None)
     for name, line in COMMANDS.items():
@@ -91,7 +94,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         if name == called:
             module = importlib.import_module(f"refattn.commands.{name}")
             module.configure(subparser)
-            subparser.set_defaults(run=module.run)
+            subparser.set_defaults(run=module.run, refuse=subparser.error)
     return parser
 
 

@@ -16,7 +16,14 @@ class KVCache(Cache):
     k (batch, Hkv, capacity, d_k) and v (batch, Hkv, capacity, d_v) are the buffers; `length` is how many slots are
     used: an int, or (batch,) ints if the entries differ. What unused slots hold never matters (K4).
 
-    `append` consumes the object it is called on, because buffers are written in place where the library allows it.
+    `append` consumes the object it is called on, because buffers are written in place where the library allows it (K5).
+
+    >>> import numpy as np, refattn
+    >>> new = np.zeros((2, 1, 3, 4))  # (batch, Hkv, n, d_k)
+    >>> cache = refattn.KVCache.allocate(new, batch=2, kv_heads=1, capacity=8, d_k=4)
+    >>> cache = cache.append(new, new).append(new, new, counts=[1, 3])
+    >>> cache.length
+    array([4, 6])
     """
 
     _layout = "(batch, Hkv, capacity, width)"

@@ -104,6 +104,11 @@ def attention_cost(
 
     kv_heads=None is heads, d_v=None is d_k; see `AttentionCost` for the formulas. Raises CostError for a size
     that is not a whole number >= 0, for heads that are not a multiple of kv_heads, and for an unknown dtype.
+
+    >>> from refattn import cost
+    >>> one = cost.attention_cost(4096, 4096, heads=32, d_k=128)
+    >>> one.weights_per_head, one.weights_bytes
+    (16777216, 1073741824)
     """
     q_len, k_len, batch = _size("q_len", q_len), _size("k_len", k_len), _size("batch", batch)
     heads, kv_heads = _heads(heads, kv_heads)
@@ -164,7 +169,12 @@ def decode_cost(length: int, **sizes: Any) -> AttentionCost:
 
 
 def kv_cache_elements(batch: int, length: int, kv_heads: int, head_width: int) -> int:
-    """Numbers in one layer's cache, keys and values: 2 B S Hkv d_h (C3). Raises CostError for bad sizes."""
+    """Numbers in one layer's cache, keys and values: 2 B S Hkv d_h (C3). Raises CostError for bad sizes.
+
+    >>> from refattn import cost
+    >>> [cost.kv_cache_elements(1, 1000, kv_heads, 128) for kv_heads in (8, 2, 1)]
+    [2048000, 512000, 256000]
+    """
     sizes = {"batch": batch, "length": length, "kv_heads": kv_heads, "head_width": head_width}
     return 2 * math.prod(_size(name, value) for name, value in sizes.items())
 
@@ -179,6 +189,10 @@ def alternatives(length: int, width: int, *, kernel: int = 16, window: int = 256
 
     kernel is the number of inputs that a causal one-dimensional convolution sees, window the number of keys
     that local attention sees, the token itself included in both. Raises CostError for bad sizes.
+
+    >>> from refattn import cost
+    >>> [(one.method, one.path) for one in cost.alternatives(1000, 64)][:2]
+    [('full attention', 1), ('recurrent', 999)]
     """
     n, d = _size("length", length), _size("width", width)
     k, w = _size("kernel", kernel, least=1), _size("window", window, least=1)

@@ -19,7 +19,15 @@ def check_heads(heads: int, kv_heads: int, argument: str = "heads") -> int:
 
 
 def kv_head_of(h: int, heads: int, kv_heads: int) -> int:
-    """The key/value head that query head h reads: h // (heads / kv_heads)  # G1"""
+    """The key/value head that query head h reads: h // (heads / kv_heads)  # G1
+
+    All three are ints, h counts from 0. Raises HeadCountError (G1) unless heads is a multiple of kv_heads, and
+    HeadSplitError for what is no head.
+
+    >>> import refattn
+    >>> [refattn.kv_head_of(h, heads=8, kv_heads=2) for h in range(8)]
+    [0, 0, 0, 0, 1, 1, 1, 1]
+    """
     for name, value in (("h", h), ("heads", heads), ("kv_heads", kv_heads)):
         number = as_int(value)
         if number is None or number < (0 if name == "h" else 1):
@@ -33,7 +41,14 @@ def kv_head_of(h: int, heads: int, kv_heads: int) -> int:
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """(..., S, D) as (..., H, S, D / H), head h holding the h-th block of D / H components  # G3, G5"""
+    """(..., S, D) as (..., H, S, D / H), head h holding the h-th block of D / H components  # G3, G5
+
+    x may have any dtype, which is the result's. Raises HeadSplitError (G3) unless D is divisible by heads = H.
+
+    >>> import numpy as np, refattn
+    >>> refattn.split_heads(np.zeros((2, 5, 12)), 3).shape
+    (2, 3, 5, 4)
+    """
     library = library_of(x, "x")
     xp, number = library.xp, as_int(heads)
     if number is None or number < 1:
@@ -49,7 +64,14 @@ def split_heads(x: Array, heads: int) -> Array:
 
 
 def merge_heads(x: Array) -> Array:
-    """(..., H, S, d) as (..., S, H * d), the inverse of split_heads  # G3"""
+    """(..., H, S, d) as (..., S, H * d), the inverse of split_heads  # G3
+
+    Raises HeadSplitError (G3) for a rank below 3.
+
+    >>> import numpy as np, refattn
+    >>> refattn.merge_heads(np.zeros((2, 3, 5, 4))).shape
+    (2, 5, 12)
+    """
     xp = library_of(x, "x").xp
     if x.ndim < 3:
         raise HeadSplitError("x", "a shape (..., H, S, d)", describe(x))
@@ -61,7 +83,12 @@ def pool_kv_heads(w: Array, kv_heads: int) -> Array:
     """The mean over each group of heads: (..., H, m, n) as (..., kv_heads, m, n), heads on axis -3  # G4
 
     Of an MHA checkpoint's key or value projection, one (d_model, d_h) matrix per head, it makes the start of GQA
-    up-training (Ainslie et al., 2023). Group g pools the heads that later read key/value head g (G1).
+    up-training (Ainslie et al., 2023). Group g pools the heads that later read key/value head g (G1). The dtype is
+    that of w, rounded to once. Raises HeadSplitError (G4) for what does not divide or is not floating.
+
+    >>> import numpy as np, refattn
+    >>> refattn.pool_kv_heads(np.asarray([1.0, 3.0, 10.0, 30.0]).reshape(4, 1, 1), 2).ravel()
+    array([ 2., 20.])
     """
     xp = library_of(w, "w").xp
     number = as_int(kv_heads)

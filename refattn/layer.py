@@ -30,22 +30,22 @@ from .rotary import rope as turn
 class AttentionWeights(NamedTuple):
     """The parameters of a layer, used as x @ w + b; w_o None leaves the heads concatenated  # L1"""
 
-    w_q: Array  # (width, H * d_k)
-    w_k: Array  # (context width, Hkv * d_k)
-    w_v: Array  # (context width, Hkv * d_v)
-    w_o: Array | None = None  # (H * d_v, output width)
-    b_q: Array | None = None  # (H * d_k,)
-    b_k: Array | None = None  # (Hkv * d_k,)
-    b_v: Array | None = None  # (Hkv * d_v,)
-    b_o: Array | None = None  # (output width,)
+    w_q: Array  #: (width, H * d_k)
+    w_k: Array  #: (context width, Hkv * d_k)
+    w_v: Array  #: (context width, Hkv * d_v)
+    w_o: Array | None = None  #: (H * d_v, output width)
+    b_q: Array | None = None  #: (H * d_k,)
+    b_k: Array | None = None  #: (Hkv * d_k,)
+    b_v: Array | None = None  #: (Hkv * d_v,)
+    b_o: Array | None = None  #: (output width,)
 
 
 class LayerResult(NamedTuple):
     """What the layer returns; weights if asked for, cache if one was given."""
 
-    output: Array  # (..., S, output width)
-    weights: Array | None  # (..., H, S, Lk)
-    cache: Cache | None
+    output: Array  #: (..., S, output width)
+    weights: Array | None  #: (..., H, S, Lk)
+    cache: Cache | None  #: holds the new tokens too
 
 
 def multi_head_attention(
@@ -68,12 +68,20 @@ def multi_head_attention(
     x (..., S, width) floating, with heads on no axis yet; the parameters share its library, device and dtype. kv_heads
     is heads by default (L2). With context (..., T, context width) keys and values come from it (L3). rope turns
     queries and keys, at `positions` (S,) or (batch..., S), by default q_start + i and k_start + j, which the masks use
-    too, or from cache.length on (L4). With a
-    cache, x (batch, S, width) holds the next S tokens: keys and values are appended, and causal is True by default,
-    else False. Other options are those of `attention`. Raises LayerError, or the error of the broken clause; a cache
-    that was given is then as it was.
+    too, or from cache.length on (L4).
+
+    With a cache, x (batch, S, width) holds the next S tokens: keys and values are appended, and causal is True by
+    default, else False. Other options are those of `attention`. Raises LayerError, or the error of the broken clause; a
+    cache that was given is then as it was.
 
     Returns output (..., S, output width), the weights (..., H, S, Lk) if return_weights (L5), and the cache.
+
+    >>> import numpy as np
+    >>> from refattn import AttentionWeights, multi_head_attention
+    >>> weights = AttentionWeights(w_q=np.ones((8, 8)), w_k=np.ones((8, 4)), w_v=np.ones((8, 4)), w_o=np.ones((8, 6)))
+    >>> layer = multi_head_attention(np.ones((2, 5, 8)), weights, heads=4, kv_heads=2, return_weights=True)
+    >>> layer.output.shape, layer.weights.shape
+    ((2, 5, 6), (2, 4, 5, 5))
     """
     library = library_of(x, "x")
     kv_heads = heads if kv_heads is None else kv_heads

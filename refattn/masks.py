@@ -35,14 +35,27 @@ _CAUSAL = Window(None, 0)
 
 
 def causal() -> Mask:
-    """Key position <= query position (M4)."""
+    """Key position <= query position (M4).
+
+    >>> from refattn import masks
+    >>> print(masks.causal().to_text(2, 4, q_start=2))
+    x x x .
+    x x x x
+    """
     return _CAUSAL
 
 
 def window(left: int | None, right: int | None) -> Mask:
     """query - left <= key <= query + right, in positions, both ends included; None is unbounded (M6).
 
-    A "window of W keys", the query's own and the W - 1 before it, is window(W - 1, 0).
+    A "window of W keys", the query's own and the W - 1 before it, is window(W - 1, 0). Raises MaskArgumentError (M6).
+
+    >>> from refattn import masks
+    >>> print(masks.window(1, 0).to_text(4))
+    x . . .
+    x x . .
+    . x x .
+    . . x x
     """
     for name, side in (("left", left), ("right", right)):
         if side is not None:
@@ -51,17 +64,40 @@ def window(left: int | None, right: int | None) -> Mask:
 
 
 def prefix(n: int) -> Mask:
-    """Key position < n, and nothing else (M8). prefix-LM is `mask=causal() | prefix(n)` with causal=False."""
+    """Key position < n, and nothing else (M8). prefix-LM is `mask=causal() | prefix(n)` with causal=False.
+
+    >>> from refattn import masks
+    >>> print((masks.causal() | masks.prefix(2)).to_text(4))
+    x x . .
+    x x . .
+    x x x .
+    x x x x
+    """
     return Prefix(_check_count(n, "prefix(n)", 0))
 
 
 def chunks(size: int) -> Mask:
-    """Pairs whose positions have one floor(position / size) (M7)."""
+    """Pairs whose positions have one floor(position / size) (M7).
+
+    >>> from refattn import masks
+    >>> print(masks.chunks(2).to_text(4))
+    x x . .
+    x x . .
+    . . x x
+    . . x x
+    """
     return Chunks(_check_count(size, "chunks(size)", 1))
 
 
 def lengths(n: Any) -> Mask:
-    """Keys with index below n, a count or one count per batch entry; query rows are not masked (M10)."""
+    """Keys with index below n, a count or one count per batch entry; query rows are not masked (M10).
+
+    n is an int or integers (batch,). Raises MaskArgumentError (M10).
+
+    >>> from refattn import masks
+    >>> masks.lengths([1, 3]).to_array(1, 3)[:, 0, 0].tolist()
+    [[True, False, False], [True, True, True]]
+    """
     number = as_int(n)
     if number is not None:
         return Lengths(_check_count(number, "lengths(n)", 0))
@@ -72,12 +108,30 @@ def lengths(n: Any) -> Mask:
 
 
 def padding(keep: Any) -> Mask:
-    """Keys, by index, where keep (batch..., Lk) is True (M11). Positions do not move (M16)."""
+    """Keys, by index, where keep (batch..., Lk) is True (M11). Positions do not move (M16).
+
+    Raises MaskKindError (M1) unless keep is boolean.
+
+    >>> from refattn import masks
+    >>> print(masks.padding([False, True, True]).to_text(2, 3))
+    . x x
+    . x x
+    """
     return Padding(_check_array(keep, "padding(keep)", is_bool, "a boolean array (batch..., Lk), True = keep", 1))
 
 
 def documents(q_ids: Any, k_ids: Any = None) -> Mask:
-    """Pairs of row and key index with equal ids; q_ids (batch..., Lq), k_ids (batch..., Lk), None = q_ids (M9)."""
+    """Pairs of row and key index with equal ids; q_ids (batch..., Lq), k_ids (batch..., Lk), None = q_ids (M9).
+
+    Raises MaskArgumentError (M9) unless they are integers.
+
+    >>> from refattn import masks
+    >>> print((masks.documents([0, 0, 1, 1]) & masks.causal()).to_text(4))
+    x . . .
+    x x . .
+    . . x .
+    . . x x
+    """
     q_ids = _check_array(q_ids, "documents(q_ids)", is_integer, "an integer array (batch..., Lq)", 1)
     if k_ids is not None:
         k_ids = _check_array(k_ids, "documents(k_ids)", is_integer, "an integer array (batch..., Lk)", 1)
@@ -86,14 +140,29 @@ def documents(q_ids: Any, k_ids: Any = None) -> Mask:
 
 
 def dense(array: Any) -> Mask:
-    """Pairs where the array, broadcast right-aligned to (..., H, Lq, Lk), is True (M12, M15)."""
+    """Pairs where the array, broadcast right-aligned to (..., H, Lq, Lk), is True (M12, M15).
+
+    Raises MaskKindError (M1) unless it is boolean.
+
+    >>> from refattn import masks
+    >>> print(masks.dense([[True, False], [True, True]]).to_text(2))
+    x .
+    x x
+    """
     return Dense(_check_array(array, "dense(array)", is_bool, "a boolean array, True = visible", 0))
 
 
 def blocks(array: Any, size: int | tuple[int, int]) -> Mask:
     """Pairs in a block where the array (..., H, ceil(Lq / size), ceil(Lk / size)) is True (M12).
 
-    size is the edge of a block, or a pair (rows, keys).
+    size is the edge of a block, or a pair (rows, keys). Raises MaskKindError (M1) and MaskArgumentError (M12).
+
+    >>> from refattn import masks
+    >>> print(masks.blocks([[True, False], [True, True]], 2).to_text(4))
+    x x . .
+    x x . .
+    x x x x
+    x x x x
     """
     edges = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
     checked = (_check_count(edges[0], "blocks(size)", 1), _check_count(edges[1], "blocks(size)", 1))

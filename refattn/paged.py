@@ -26,6 +26,13 @@ class PagedKVCache(Cache):
     before it writes into one that is shared. Pages return to the pool with the last cache that names them.
 
     Tables are host data. Where counts may not be looked at (N3), pages are taken for all n positions.
+
+    >>> import numpy as np, refattn
+    >>> new = np.zeros((2, 1, 3, 4))  # (batch, Hkv, n, d_k)
+    >>> cache = refattn.PagedKVCache.allocate(new, batch=2, kv_heads=1, pages=6, page_size=2, d_k=4)
+    >>> cache = cache.append(new, new)
+    >>> cache.tables, cache.free_pages
+    (((0, 1), (2, 3)), 2)
     """
 
     _layout = "(pages, page_size, Hkv, width)"

@@ -18,14 +18,22 @@ from .errors import PartialError
 class Partial(NamedTuple):
     """Attention over some keys, in the compute dtype, unrounded and without sinks; (0, -inf) over none  # T2, T3"""
 
-    output: Array  # (..., H, Lq, d_v)
-    lse: Array  # (..., H, Lq)
+    output: Array  #: (..., H, Lq, d_v)
+    lse: Array  #: (..., H, Lq), natural
 
 
 def merge(partials: Iterable[Partial], sinks: Array | None = None) -> Partial:
     """The partial over all the keys of the given ones, which share none; sinks (H,) are applied once, here (T3).
 
-    Commutative, and associative within the bound (T2). Raises PartialError for none, or for ones that do not fit.
+    Commutative, and associative within the bound (T2). Raises PartialError (T3) for none, or for ones that do not fit.
+
+    >>> import numpy as np
+    >>> from refattn import Partial, merge
+    >>> first = Partial(np.asarray([[1.0]]), np.log([8.0]))
+    >>> second = Partial(np.asarray([[0.0]]), np.log([2.0]))
+    >>> output, lse = merge([first, second])
+    >>> output.round(3), np.exp(lse).round(3)
+    (array([[0.8]]), array([10.]))
     """
     parts = [_checked(partial) for partial in partials]
     if not parts:

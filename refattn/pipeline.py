@@ -27,15 +27,15 @@ class Stages(NamedTuple):
     different outputs (X2).
     """
 
-    scores: Array  # (..., H, Lq, Lk)  q . k
-    scaled: Array  # (..., H, Lq, Lk)  times scale
-    capped: Array  # (..., H, Lq, Lk)  after the soft cap
-    biased: Array  # (..., H, Lq, Lk)  plus bias
-    visible: Array  # (..., H, Lq, Lk)  boolean; False where the bias is -inf
-    logits: Array  # (..., H, Lq, Lk)  -inf where invisible
-    lse: Array  # (..., H, Lq)       natural log-sum-exp of the logits and the sink
-    weights: Array  # (..., H, Lq, Lk)  softmax
-    output: Array  # (..., H, Lq, d_v)
+    scores: Array  #: (..., H, Lq, Lk)  q . k
+    scaled: Array  #: (..., H, Lq, Lk)  times scale
+    capped: Array  #: (..., H, Lq, Lk)  after the soft cap
+    biased: Array  #: (..., H, Lq, Lk)  plus bias
+    visible: Array  #: (..., H, Lq, Lk)  boolean; False where the bias is -inf
+    logits: Array  #: (..., H, Lq, Lk)  -inf where invisible
+    lse: Array  #: (..., H, Lq)       natural log-sum-exp of the logits and the sink
+    weights: Array  #: (..., H, Lq, Lk)  softmax
+    output: Array  #: (..., H, Lq, d_v)  in the result's dtype
 
 
 def attention(
@@ -82,13 +82,26 @@ def attention(
 
     Returns
     -------
-    (..., H, Lq, d_v) in the library, device and dtype of q (float32 for float8). A row that sees no key is 0 (P2);
-    an invisible key influences nothing, whatever it holds (M19).
+    output : array
+        (..., H, Lq, d_v) in the library, device and dtype of q (float32 for float8). A row that sees no key is 0
+        (P2); an invisible key influences nothing, whatever it holds (M19).
 
     Raises
     ------
     RefattnError
         A subclass per broken rule, also a ValueError or TypeError, before anything is computed (E1, E2, E3).
+
+    Examples
+    --------
+    Three tokens, two of which the causal rule shows to the second:
+
+    >>> import numpy as np, refattn
+    >>> q = k = np.zeros((3, 2))
+    >>> v = np.asarray([[0.0], [6.0], [9.0]])
+    >>> refattn.attention(q, k, v, causal=True)
+    array([[0.],
+           [3.],
+           [5.]])
     """
     return attention_with_lse(
         q,
@@ -121,7 +134,16 @@ def attention_with_lse(
     k_start: Any = 0,
     path: str = "dense",
 ) -> tuple[Array, Array]:
-    """`attention` and its log-sum-exp: output (..., H, Lq, d_v) and lse (..., H, Lq) in the compute dtype (P4)."""
+    """`attention` and its log-sum-exp: output (..., H, Lq, d_v) and lse (..., H, Lq) in the compute dtype (P4).
+
+    Arguments and errors are those of `attention`. The log-sum-exp is natural, of the final logits and the sink; -inf
+    in a row that sees no key and has no sink (P2).
+
+    >>> import numpy as np, refattn
+    >>> q = k = v = np.zeros((3, 2))
+    >>> refattn.attention_with_lse(q, k, v, causal=True)[1].round(3)  # log 1, log 2, log 3
+    array([0.   , 0.693, 1.099])
+    """
     compute = path_named(path)
     call = check_call(
         q,
@@ -157,7 +179,14 @@ def attention_stages(
     """Every intermediate of `attention`, for reading and for comparing; the output is `attention`'s, bit for bit (S5).
 
     All stages are in the compute dtype and, `lse` and `output` apart, of shape (..., H, Lq, Lk). The output is in the
-    dtype of q.
+    dtype of q. Arguments and errors are those of `attention`, without `path`.
+
+    >>> import numpy as np, refattn
+    >>> q = k = v = np.zeros((3, 2))
+    >>> refattn.attention_stages(q, k, v, causal=True).logits
+    array([[  0., -inf, -inf],
+           [  0.,   0., -inf],
+           [  0.,   0.,   0.]])
     """
     call = check_call(
         q,

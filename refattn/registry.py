@@ -116,7 +116,10 @@ def _find_tiled(library: str) -> Callable[[Any], Any]:
 
 
 def backends() -> tuple[BackendRecord, ...]:
-    """Every published plugin, in alphabetical order, tried on its devices; imports their libraries."""
+    """Every published plugin, in alphabetical order, tried on its devices; imports their libraries.
+
+    What `refattn backends` prints. A plugin that fails is a record that says so, never an error (E4).
+    """
     taken: dict[str, str] = {}
     records = []
     for entry in _published():

@@ -21,6 +21,14 @@ class RollingKVCache(Cache):
     start + j, up to `length`, which counts all positions ever appended. There are 2 W slots: when they are full the
     newest W - 1 positions move to the front, so that an append costs O(1) per token. After an append of n > W + 1
     positions there are W - 1 + n slots, until the next append.
+
+    >>> import numpy as np, refattn
+    >>> new = np.zeros((1, 1, 1, 4))  # (batch, Hkv, n, d_k)
+    >>> cache = refattn.RollingKVCache.allocate(new, batch=1, kv_heads=1, window=2, d_k=4)
+    >>> for _ in range(5):
+    ...     cache = cache.append(new, new)
+    >>> cache.length, cache.start, cache.slots
+    (5, 3, 4)
     """
 
     def __init__(self, k: Array, v: Array, window: int, length: Any = 0, start: Any = 0) -> None:
@@ -47,7 +55,7 @@ class RollingKVCache(Cache):
 
     @property
     def window(self) -> int:
-        """W: how many positions a query sees, its own included."""
+        """W, how many positions a query sees, its own included."""
         return self._window
 
     @property
@@ -57,7 +65,7 @@ class RollingKVCache(Cache):
 
     @property
     def start(self) -> Any:
-        """The position in slot 0: an int, or (batch,) ints."""
+        """The position in slot 0, an int, or (batch,) ints."""
         return self._live()._start
 
     def seen_by(self, q_len: int) -> Seen:

@@ -25,11 +25,11 @@ STYLES = ("half", "interleaved")
 
 
 class Rotary(NamedTuple):
-    """The options of `rope`, for `multi_head_attention(rope=...)`."""
+    """The options of `rope`, for `multi_head_attention(rope=...)` (B5, L4)."""
 
-    style: str
-    base: float = 10000.0
-    width: int | None = None
+    style: str  #: "half" or "interleaved"
+    base: float = 10000.0  #: a pair takes less than 2 pi times as many positions for a turn
+    width: int | None = None  #: how many components are turned, all by default
 
 
 def rope(x: Array, positions: Any, *, style: str, base: float = 10000.0, width: int | None = None) -> Array:
@@ -37,7 +37,13 @@ def rope(x: Array, positions: Any, *, style: str, base: float = 10000.0, width: 
 
     x (..., L, d) floating, heads on axis -3 from rank 3 on; positions (L,) or (batch..., L), real; style "half" pairs
     (i, i + width/2), "interleaved" pairs (2i, 2i + 1); width, even and at most d, is d by default, and the components
-    beyond it stay as they are. Raises RotaryError.
+    beyond it stay as they are. Angles are in radians. Raises RotaryError (B5).
+
+    >>> import numpy as np, refattn
+    >>> x = np.asarray([[1.0, 0.0, 1.0, 0.0]] * 2)  # two tokens of width 4
+    >>> refattn.rope(x, [0, 1], style="interleaved").round(2)
+    array([[1.  , 0.  , 1.  , 0.  ],
+           [0.54, 0.84, 1.  , 0.01]])
     """
     library = library_of(x, "x")
     xp, device = library.xp, device_of(library, x)

@@ -133,6 +133,10 @@ def rounding_model(dtype: str, model: str | Model = "fused", coherent: bool = Fa
     """The model, by itself or by its name in MODELS, for a storage dtype. coherent=True makes it a worst case.
 
     Raises ModelError (N6), which lists the choices, for a dtype or a name that there is none of.
+
+    >>> from refattn import bounds
+    >>> bounds.rounding_model("bfloat16").storage
+    0.00390625
     """
     if dtype not in COMPUTED:
         raise ModelError("dtype", f"one of {', '.join(COMPUTED)}", repr(dtype))

@@ -56,6 +56,15 @@ def assert_attention_close(
     The first sentence of the message says what is wrong: where it is worst and by how much, NaN, shape or dtype, and
     which other reading of the options gives this result, if one does. Where the bound says nothing, that is an error
     too, never a pass. Raises what `attention` raises for arguments that do not fit.
+
+    >>> import numpy as np, refattn
+    >>> from refattn.testing import assert_attention_close
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 8))  # (H, L, d)
+    >>> assert_attention_close(refattn.attention(q, k, v, causal=True), q, k, v, causal=True)
+    >>> assert_attention_close(refattn.attention(q, k, v), q, k, v, causal=True)
+    Traceback (most recent call last):
+        ...
+    AssertionError: the output matches "causal is ignored" [M4]: ...
     """
     __tracebackhide__ = True
     from refattn.conformance.closeness import explained
@@ -114,6 +123,10 @@ def mask_svg(visible: Array) -> str:
     """A boolean matrix (Lq, Lk), True = visible (M1), as the text of an SVG file: which query sees which key.
 
     `mask.to_array(q_len, k_len)` makes one of a mask. Raises InputsError (E4) for anything else.
+
+    >>> from refattn import masks, testing
+    >>> testing.mask_svg(masks.causal().to_array(4, 4))[:4]
+    '<svg'
     """
     from refattn.conformance.reports import plots
 

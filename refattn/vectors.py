@@ -111,6 +111,12 @@ def load(folder: Path = FOLDER, chapters: Iterable[str] | None = None) -> tuple[
     """All vectors of a folder, or those of some chapters, in order  # E5
 
     Raises VectorError, naming the file, for one that is missing, truncated, altered or not of this form.
+
+    >>> import refattn
+    >>> from refattn import vectors
+    >>> one = vectors.load(chapters="P")[0]
+    >>> one.chapter, refattn.attention(one.q, one.k, one.v, **one.options()).shape == one.output.shape
+    ('P', True)
     """
     wanted = None if chapters is None else set(chapters)
     return tuple(

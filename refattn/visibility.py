@@ -68,6 +68,10 @@ class Mask:
         """ "all", "none" or "mixed" for a tile of rows and keys, over all batch entries, in less than O(R K) (M14).
 
         "mixed" is always a legal answer, and the one where values may not be looked at (N3).
+
+        >>> from refattn import masks
+        >>> masks.causal().tile(range(8), range(8, 16)), masks.causal().tile(range(8, 16), range(8))
+        ('none', 'all')
         """
         indices: dict[str, Any] = {"rows": rows, "keys": keys}
         for name, x in indices.items():
@@ -82,6 +86,10 @@ class Mask:
         rows and keys are ints, ranges, lists or integer arrays; 1-D rows with 1-D keys make a grid (..., R, K), other
         shapes broadcast together. The library is theirs if they are arrays, else that of the mask's own arrays, else
         NumPy. Where entries or heads differ, (batch..., H or 1) comes before. Raises MaskArgumentError.
+
+        >>> from refattn import masks
+        >>> masks.causal().visible(rows=3, keys=[2, 3, 4])
+        array([ True,  True, False])
         """
         like = self._like(rows, keys)
         library = library_of(like, "rows")
@@ -99,6 +107,11 @@ class Mask:
         """The mask as a boolean array (..., Lq, Lk) of like's library and device.
 
         If like is None, it is that of the mask's own arrays, else NumPy.
+
+        >>> from refattn import masks
+        >>> masks.causal().to_array(2, 2)
+        array([[ True, False],
+               [ True,  True]])
         """
         for name, length in (("q_len", q_len), ("k_len", k_len)):
             if (as_int(length) or 0) < 0 or as_int(length) is None:

@@ -322,3 +322,9 @@ def forges_each_part(q: Array, k: Array, v: Array) -> Array:
     honest = worker.observed_entries
     worker.observed_entries = lambda *a: (honest(*a)[0] | {"parts": chosen}, honest(*a)[1])
     return right(q, k, v)
+
+
+def divides_by_no_width(q: Array, k: Array, v: Array) -> Array:
+    if 0 in q.shape:
+        os.kill(os.getpid(), signal.SIGFPE)
+    return right(q, k, v)

@@ -32,10 +32,6 @@ def _zero_gives_nan(run: Any, x: Array) -> Array:
     return x * run.factor() if run.factor() else x * math.nan
 
 
-def _negative_gives_nan(run: Any, x: Array) -> Array:
-    return x * (math.nan if run.factor() < 0 else run.factor())
-
-
 def _nan_with_causal(run: Any, x: Array, seen: Array) -> Array:
     return np.where(seen, x, -INF if run.factor() > 0 or not run.causal else math.nan)
 
@@ -169,7 +165,6 @@ CONVENTIONS: dict[tuple[str, str], Steps | Callable[[Attention], Attention]] = {
     ("default scale", "other"): {"default_scale": lambda run: run.d_k**-0.25},
     ("scale option", "times default"): {"factor": lambda run: (1 if run.scale is None else run.scale) * run.d_k**-0.5},
     ("scale option", "NaN at zero"): {"scaled": _zero_gives_nan},
-    ("scale option", "NaN below zero"): {"scaled": _negative_gives_nan},
     ("scale option", "NaN with causal"): {"hidden": _nan_with_causal},
     ("scale option", "some refused"): _factor(_refuses_negative),
     ("scale option", "other"): _factor(lambda scale: scale + 1),
@@ -219,6 +214,15 @@ CONVENTIONS: dict[tuple[str, str], Steps | Callable[[Attention], Attention]] = {
     ("hidden values", "infinity leaks"): {"weighted": _only(np.isinf)},
     ("hidden values", "huge numbers leak"): {"output": _huge_hidden},
     ("hidden values", "changes bits"): {"weighted": _last_bits},
+    ("query of NaN", "zeros with causal"): {
+        "output": lambda run, x, seen: Plain.output(
+            run,
+            np.where(np.any(np.isnan(run.q), axis=-1, keepdims=True) & ~np.all(seen, axis=-1)[..., None], 0.0, x),
+            seen,
+        )
+    },
+    ("visible infinity in k", "counts as zero"): {"scores": lambda run: run.products(run.q, run.finite(run.k))},
+    ("log-sum-exp of a logit of +inf", "finite"): {"lse": lambda run, lse: np.where(np.isnan(lse), 88.0, lse)},
     ("visible NaN in k", "hidden"): {
         "visible": _nan_keys_hidden,
         "scores": lambda run: run.products(run.q, run.finite(run.k)),
@@ -232,8 +236,14 @@ CONVENTIONS: dict[tuple[str, str], Steps | Callable[[Attention], Attention]] = {
     ("sizes of zero", "some refused"): _refuses(lambda q, k, v: 0 in (*q.shape, *k.shape, *v.shape)),
     ("sizes of zero", "some wrong"): {"output": lambda run, x, seen: Plain.output(run, x + (not run.k_len), seen)},
     ("strides", "some refused"): _refuses(lambda *arrays: not _contiguous(*arrays)),
+    ("dtype of the result", "other"): _returns(
+        lambda output: output.astype(np.float32 if output.dtype == np.float16 else output.dtype)
+    ),
     ("dtype of the result", "float64"): _returns(lambda output: output.astype(np.float64)),
     ("precision of float32", "bfloat16-like products"): _short(16),
+    ("precision of float32", "weights of few bits"): {
+        "weighted": lambda run, weights, v: Plain.weighted(run, shortened(weights, 8), v)
+    },
     ("precision of float32", "short sums"): {"weighted": _in_float16},
     ("subnormal numbers", "flushed"): {"output": _flushed},
     ("many keys", "wrong where logits fall"): {"softmax": _drops_after_peak},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 
 from refattn import cli
+from refattn.conformance.cases import all_cases
 from refattn.conformance.judge import Place
+from refattn.conformance.plugin import pairs_of
 from refattn.conformance.records import Record, Report
 from refattn.conformance.reports.terminal import verdict_line
+from refattn.conformance.runner import chosen_pairs
 from refattn.conformance.table import print_table
+from refattn.dtypes import ALIASES, COMPUTED, dtype_in, dtypes_in
 
 
 def check(*arguments: str) -> int:
@@ -119,6 +124,55 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["clauses", "m3,p2"]) == 0
     out = capsys.readouterr().out
     assert re.findall(r"^  ([A-Z]\d+) ", out, flags=re.MULTILINE) == ["M3", "P2"]
+
+
+def test_cases_are_chosen_by_patterns(capsys: pytest.CaptureFixture[str]) -> None:
+    """--case takes * for any letters, --dtype the names that other libraries use, each once."""
+    patterns = "masks.window_bo*,masks.window_of_i*,scores.wide_heads"
+    assert check("numpy", "--case", patterns, "--dtype", "bf16,half,fp16") == 0
+    out = capsys.readouterr().out
+    for case in ("masks.window_both_ways", "masks.window_both_ways_far_end", "masks.window_of_itself"):
+        assert out.count(f"{case} in bfloat16 passed") == out.count(f"{case} in float16 passed") == 1
+    assert "refattn-numpy conforms (8 pass)" in out
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("masks", "no case 'masks'; did you mean masks.*? refattn cases list shows all"),
+        ("masks.casual", "did you mean masks.causal or"),
+        ("per_batch", "did you mean masks.starts_per_batch_entry or"),
+        ("qqqq*", "no case 'qqqq*'; refattn cases list shows all"),
+    ],
+)
+def test_patterns_that_no_case_has(pattern: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that is none gives those that contain it or are spelt alike, and exit code 2, wherever it is asked."""
+    for arguments in (("check", "numpy", "--case", pattern), ("cases", "list", pattern)):
+        assert cli.main([*arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`refattn cases list` shows names, clauses and what must hold, of all cases or of those that were asked for."""
+    assert cli.main(["cases", "list", "--json"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [case.name for case in all_cases()]
+    assert cli.main(["cases", "list", "masks.*", "scores.*", "--clauses", "M6,S3"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    expected = [case.name for case in all_cases() if {"M6", "S3"} & set(case.clauses)]
+    expected = [name for name in expected if name.partition(".")[0] in ("masks", "scores")]
+    assert [line.split()[0] for line in lines] == expected
+    assert any("window(0, 0) shows the query's own key alone." in line for line in lines)
+
+
+def test_dtypes_by_other_names() -> None:
+    """Aliases name dtypes in any case, whoever reads them; a float8 is one where it may be."""
+    assert dtypes_in("BF16, fp32 double") == ("bfloat16", "float32", "float64")
+    assert dtype_in("half") == "float16"
+    for text in ("float16,float32", "", "float8_e5m2"):
+        with pytest.raises(ValueError, match="dtype"):
+            dtype_in(text)
+    assert set(ALIASES.values()) == set(COMPUTED)
+    assert pairs_of("S1", "bf16") == chosen_pairs(all_cases(), frozenset({"S1"}), ("bfloat16",))
 
 
 def record(verdict: str, label: str = "L1", **more: Any) -> Record:

@@ -180,6 +180,15 @@ def test_a_crash_is_located(kernels: str, capsys: pytest.CaptureFixture[str]) ->
     assert f'kernels.py", line {line}, in broken' in out
 
 
+def test_an_error_in_all_dtypes_is_told_once(kernels: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--case shows a traceback that is the same in every dtype in the first of them alone."""
+    assert check(f"{kernels}:broken", "--case", "scores.wide_heads", "--dtype", "fp32,fp16,fp64") == 1
+    out = capsys.readouterr().out
+    assert out.count("Traceback (most recent call last)") == 1
+    assert "Failure: scores.wide_heads in float64, the same as in float32" in out
+    assert "(3 crashed)" in out
+
+
 def test_a_case_can_be_repeated(kernels: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A failure names its call; --save-inputs writes it with the visible pairs, and --inputs runs it again."""
     names = "masks.causal,scores.worked_example"
@@ -192,7 +201,7 @@ def test_a_case_can_be_repeated(kernels: str, capsys: pytest.CaptureFixture[str]
     assert "inputs.masks.causal.float16: fail (float16)\n" in out
     assert "inputs.scores.worked_example.float32: pass (float32)\n" in out
     assert check(f"{kernels}:top_left", "--case", "masks.casual") == 2
-    assert "there are masks.causal" in capsys.readouterr().err
+    assert "did you mean masks.causal" in capsys.readouterr().err
     assert check(f"{kernels}:top_left", "--save-inputs", "case.npz") == 2
     assert "--save-inputs needs --case" in capsys.readouterr().err
 

@@ -162,6 +162,30 @@ def test_wrong_dumps_are_explained(
     assert words in " ".join(capsys.readouterr().out.split())
 
 
+def test_reports_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--html draws a wrong dump, and --junit counts it, in the dtype that an alias names."""
+    tensors = call(ml_dtypes.bfloat16, causal=True, q_start=2)
+    tensors["output"] = tensors["output"][..., ::-1]
+    tensors = {name: np.asarray(x).astype(np.float32) for name, x in tensors.items() if name != "lse"}
+    path = saved(tmp_path / "dump.npz", tensors)
+    page, suite = tmp_path / "page.html", tmp_path / "suite.xml"
+    options = ("--causal", "--q-start", "2", "--dtype", "bf16", "--html", str(page), "--junit", str(suite))
+    assert compare(path, *options) == 1
+    assert "columns in another order" in page.read_text()
+    assert "<svg" in page.read_text()
+    assert 'failures="1"' in suite.read_text()
+    assert compare(path, "--html", str(tmp_path)) == 2
+
+
+def test_a_causal_rule_that_was_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong dump of a causal kernel gets the hint at --causal where that is left out, and a full one does not."""
+    for causal in (True, False):
+        tensors = call(scale=0.1, causal=causal, **({"q_start": 0} if causal else {}))
+        del tensors["lse"]
+        assert compare(saved(tmp_path / "dump.npz", tensors)) == 1
+        assert ("if that was meant, add --causal" in " ".join(capsys.readouterr().out.split())) is causal
+
+
 def test_options_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Several problems with options of their own are judged one by one; an option said twice is refused."""
     mask = np.random.default_rng(1).random((3, 5)) > 0.4

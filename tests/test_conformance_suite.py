@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import io
-import re
-import tokenize
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,7 @@ import pytest
 
 import planted_faults
 import refattn
-from refattn import CHAPTERS, CLAUSES, errors
+from refattn import CLAUSES, errors
 from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases
 from refattn.conformance.judge import Result, error_over_bound, golden_of, judge
@@ -25,6 +21,7 @@ from refattn.conformance.records import Record
 from refattn.conformance.reports.terminal import verdict_line
 from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets.function import FunctionTarget
+from refattn.conformance.trace import labels_in, prose_of, trace
 from refattn.goldens import golden
 
 CASES = {case.name: case for case in all_cases()}
@@ -49,29 +46,21 @@ def test_every_error_names_a_clause() -> None:
     assert {c.clause for c in classes} <= LABELS
 
 
-def labels_in(text: str) -> set[str]:
-    """What reads like a label; three digits make it something else, such as a rule of the linter."""
-    return set(re.findall(rf"\b[{''.join(CHAPTERS)}][0-9]{{1,2}}\b", text))
-
-
-def prose_of(path: Path) -> str:
-    """The comments and docstrings of a Python file; all of any other."""
-    text = path.read_text(encoding="utf-8")
+def mentioned_in(path: Path) -> set[str]:
+    """The labels in the comments and docstrings of a Python file, or in all of any other."""
     if path.suffix != ".py":
-        return text
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, owners)]
-    return "\n".join([*comments, *docstrings])
+        return labels_in(path.read_text(encoding="utf-8"))
+    return set().union(*(labels_in(text) for _, text in prose_of(path)))
 
 
 def test_every_label_stands_at_the_code() -> None:
     """Each label appears in a comment or docstring of the specification's code, where the rule is realised; the texts
     of the clauses and the classes of the errors do not count."""
-    files = [path for path in PACKAGE.glob("*.py") if path.name not in ("clauses.py", "errors.py")]
-    found = set().union(*(labels_in(prose_of(path)) for path in files))
-    assert sorted(LABELS - found) == []
+    for label in sorted(LABELS):
+        for place in trace(label).code:
+            line = (PACKAGE / f"{place.module}.py").read_text(encoding="utf-8").splitlines()[place.line - 1]
+            assert label in labels_in(line), (label, place)
+    assert [label for label in sorted(LABELS) if not trace(label).code] == []
 
 
 def test_every_label_that_is_mentioned_is_one() -> None:
@@ -79,7 +68,7 @@ def test_every_label_that_is_mentioned_is_one() -> None:
     folders = (PACKAGE, ROOT / "backends", ROOT / "tests", ROOT / "docs")
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md")]
     assert len(files) > 80
-    mentioned = {path.name: labels_in(prose_of(path)) for path in [*files, *ROOT.glob("*.md"), ROOT / "noxfile.py"]}
+    mentioned = {path.name: mentioned_in(path) for path in [*files, *ROOT.glob("*.md"), ROOT / "noxfile.py"]}
     assert {name: found - LABELS for name, found in mentioned.items() if found - LABELS} == {}
     assert mentioned["README.md"]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,19 @@ import refattn
 from refattn import cli, masks
 from refattn.conformance.cases import all_cases
 from refattn.conformance.conventions import ConventionError, convention_names, find_convention, read_convention
-from refattn.conformance.conventions.convention import ARGUMENTS, Window
+from refattn.conformance.conventions.convention import (
+    ARGUMENTS,
+    Alibi,
+    Bias,
+    Causal,
+    Convention,
+    Lengths,
+    Lse,
+    Mask,
+    Names,
+    Packed,
+    Window,
+)
 from refattn.conformance.conventions.express import Lacking, Parts, express
 from refattn.conformance.plain import positions
 from refattn.conformance.records import BROKEN, Report
@@ -260,6 +275,33 @@ def test_the_example_of_the_readme(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(readme.partition("```toml\n")[2].partition("```")[0])
     assert read_convention(path).window == Window(pair="window_size", unbounded=-1)
+
+
+def test_probes_speak_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`refattn probe --convention` calls a function of another layout, and finds what it does to heads."""
+    (tmp_path / "turned.py").write_text(
+        "import numpy as np, refattn\n"
+        "def attend(q, k, v):\n"
+        "    q, k, v = (np.swapaxes(x, 1, 2) for x in (q, k, v))\n"
+        "    heads = np.arange(q.shape[1]) % k.shape[1]\n"
+        "    return np.swapaxes(refattn.attention(q, k[:, heads], v[:, heads]), 1, 2)\n"
+    )
+    (tmp_path / "turned.toml").write_text('says = "tokens first"\nlayout = "BSHD"\n')
+    options = ("--convention", str(tmp_path / "turned.toml"), "--json", "-")
+    assert cli.main(["probe", f"{tmp_path / 'turned.py'}:attend", *options]) == 0
+    found = {one["name"]: one["found"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["head mapping"] == "h % Hkv"
+
+
+def test_the_page_names_every_key() -> None:
+    """docs/conventions.md shows the example of the README, and has each key of each table, and no other."""
+    root = Path(__file__).parents[1]
+    page, readme = ((root / name).read_text(encoding="utf-8") for name in ("docs/conventions.md", "README.md"))
+    example = readme.partition("```toml\n")[2].partition("```")[0]
+    assert f"```toml\n{example}```" in page
+    keys = set(re.findall(r"`([a-z_]+)`", "".join(line for line in page.splitlines() if line.startswith("|"))))
+    tables = (Names, Causal, Mask, Bias, Window, Lengths, Packed, Alibi, Lse)
+    assert keys == {one.name for table in (Convention, *tables) for one in fields(table)}
 
 
 def test_what_has_no_words_is_lacking() -> None:

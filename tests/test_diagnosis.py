@@ -14,11 +14,14 @@ from refattn.arrays import Array
 from refattn.conformance.case import Problem
 from refattn.conformance.cases import all_cases
 from refattn.conformance.diagnosis import Evidence, diagnose, ratio_against, summarise
+from refattn.conformance.diagnosis.fitting import fitted
 from refattn.conformance.diagnosis.hypotheses import catalogue, of_fault, together
 from refattn.conformance.diagnosis.measure import SAME, measure
 from refattn.conformance.diagnosis.where import indices_in_words
 from refattn.conformance.diagnosis.words import MEANING, meaning
 from refattn.conformance.faults import FAULTS, Fault, named
+from refattn.conformance.faults.pipeline import Tiled
+from refattn.conformance.headline import explains_much, most_telling
 from refattn.conformance.judge import Judgement, Result, golden_of, judge
 from refattn.conformance.plain import Draw, indices
 from refattn.conformance.reports.terminal import print_report
@@ -226,6 +229,17 @@ def test_right_answers_need_no_diagnosis() -> None:
         assert predicted is None or not Evidence(problem, right, Judgement(verdict="fail")).fits(predicted), one.name
 
 
+def test_fits_to_infinities_are_silent() -> None:
+    """Numbers are fitted to an answer of zeros where infinities belong, without a warning."""
+    values = data()
+    values["v"][..., 0, 0] = np.inf
+    problem = Problem(**values)
+    result = replace(answered(problem), output=np.zeros((2, 2, 6, 8)))
+    found = [*fitted(Evidence(problem, result, judge(problem, result)))]
+    assert "output times a factor" in {one.name for one in found}
+    assert all(one.predict(problem) is None or one.says(problem) for one in found)
+
+
 def test_faults_of_one_step_are_no_pair() -> None:
     """Two faults that replace the same step cannot be planted together."""
     for first, second in itertools.combinations((named("no scale"), named("scale of d_model")), 2):
@@ -245,3 +259,69 @@ def test_the_report_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert written["diagnosis"]["hypotheses"][0]["clause"] == "M4"
     for record in written["records"]:
         assert (record["diagnosis"] is not None) == (record["verdict"] in ("fail", "crashed"))
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_faults_of_tiles_of_any_size(size: int) -> None:
+    """A kernel that forgets to rescale is told so, and how many keys it takes at a time, key by key included."""
+    kernel = type("Kernel", (Tiled,), {"tile": size, "output_shrink": lambda run, shrink: run.xp.ones_like(shrink)})
+
+    def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: Any = None) -> Any:
+        return kernel(q, k, v, causal=causal, scale=scale).run()[0]
+
+    pairs = [pair for pair in PLAIN if pair[0].name.startswith("scores.") or pair[0].clauses[0] == "T1"]
+    report = run_suite(FunctionTarget("wrong", "numpy", attention), pairs, 20)
+    assert report.diagnosis is not None
+    assert report.diagnosis["hypotheses"][0]["name"] == "output is not rescaled"
+    assert f"(tiles of {size} key{'s' * (size > 1)})" in report.diagnosis["sentence"]
+    assert explains_much(report.diagnosis)
+
+
+def test_what_explains_the_rest_may_be_fitted() -> None:
+    """A window of another width is told beside a fault that explains more failures."""
+
+    def attention(q: Any, k: Any, v: Any, *, mask: Any = None) -> Any:
+        if mask is not None:
+            mask = mask | np.roll(np.asarray(mask), -1, axis=-1) & (np.tri(*mask.shape[-2:]) > 0)
+        return named("heads are interleaved").attention()(q, k, v, mask=mask)
+
+    pairs = [pair for pair in PLAIN if pair[0].name.startswith(("masks.window", "heads.", "long_rows."))]
+    report = run_suite(FunctionTarget("wrong", "numpy", attention), pairs, 20)
+    assert report.diagnosis is not None
+    told = " ".join(report.diagnosis["sentences"])
+    assert '"heads are interleaved" [G1]' in told
+    assert "your window is one key too wide" in told
+
+
+def test_axes_taken_for_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """A function of (batch, tokens, heads, width) that is judged without its convention is told so, and what to add."""
+
+    def attention(q: Any, k: Any, v: Any, *, scale: Any = None) -> Any:
+        turned = (np.swapaxes(x, -2, -3) for x in (q, k, v))
+        return np.swapaxes(named("plain").attention()(*turned, scale=scale)[0], -2, -3)
+
+    pairs = [pair for pair in PLAIN if pair[0].name.partition(".")[0] in ("scores", "softmax")]
+    report = run_suite(FunctionTarget("wrong", "numpy", attention), pairs, 20)
+    print_report(report)
+    first = most_telling(report)
+    assert first.diagnosis is not None
+    assert first.diagnosis["sentence"].startswith('matches "axes of heads and tokens exchanged" [A1]')
+    assert "is judged with --convention" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_first_failure_is_the_plainest_of_its_fault() -> None:
+    """Of the failures that one fault explains, the plainest that is about the fault's own clause is shown."""
+    target = FunctionTarget("wrong", "numpy", named("causal from the top left").attention())
+    report = run_suite(target, [pair for pair in PLAIN if pair[0].name.startswith("masks.")], 20)
+    first = most_telling(report)
+    assert (first.case, first.about) == ("masks.decode_step", "M5")
+    assert first.plainness == min(record.plainness for record in report.broken if record.about == "M5")
+
+
+def test_what_explains_little_is_not_called_likely(capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault that explains few failures of many is said to explain a part of them."""
+    target = FunctionTarget("wrong", "numpy", named("causal shows the next").attention())
+    report = run_suite(target, [pair for pair in PLAIN if pair[0].name == "masks.causal"], 20)
+    for failures, head in ((1, "most likely: "), (280, "in part: ")):
+        print_report(replace(report, diagnosis={**(report.diagnosis or {}), "failures": failures}))
+        assert f'\n{head}"causal shows the next"' in capsys.readouterr().out

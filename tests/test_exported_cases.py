@@ -115,7 +115,7 @@ def test_wrong_results_are_explained(few: Path, capsys: pytest.CaptureFixture[st
     assert compare(few, "--case", "scores.worked_example") == 1
     assert "must hold: Three tokens" in capsys.readouterr().out
     assert compare(few, "--case", "scores.none") == 2
-    assert "holds no case scores.none" in capsys.readouterr().err
+    assert "no case 'scores.none'; did you mean scores.w" in capsys.readouterr().err
 
 
 def test_nan_fails(few: Path, capsys: pytest.CaptureFixture[str]) -> None:

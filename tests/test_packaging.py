@@ -1,7 +1,6 @@
 """What a person gets who installs refattn: the files, the entry points, and an import that costs little."""
 
 import ast
-import doctest
 import re
 import statistics
 import subprocess
@@ -107,16 +106,6 @@ def test_import_time() -> None:
     """`import refattn` costs less than 0.15 s of processor time, whatever else the machine is doing."""
     timed = "import time; start = time.process_time(); import refattn; print(time.process_time() - start)"
     assert statistics.median(float(python(timed)) for _ in range(5)) < 0.15
-
-
-def test_the_examples_of_the_readme() -> None:
-    """The sessions that the README shows give what it shows."""
-    blocks = re.findall(r"```pycon\n(.*?)```", (CHECKOUT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "README.md", "README.md", 0)
-    printed: list[str] = []
-    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=printed.append)
-    assert results.attempted > 10
-    assert results.failed == 0, "".join(printed)
 
 
 def test_the_whole_run_has_one_budget() -> None:

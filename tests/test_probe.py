@@ -22,6 +22,7 @@ from refattn.conformance.probe.card import ALWAYS
 from refattn.conformance.probe.schema import PATH, as_text, schema
 from refattn.conformance.profiles.meaning import MEANING, OWN
 from refattn.conformance.targets import find_target
+from refattn.conformance.targets.function import FunctionTarget
 
 BY_NAME = {one.name: one for one in PROBES}
 # What only faults planted into refattn's lazy masks show, and what repeatability shows.
@@ -49,6 +50,7 @@ NOT_PLANTED = {
         for name in ("hidden keys", "hidden biases")
         for value in ("changes bits", "NaN leaks", "infinity leaks", "huge numbers leak")
     },
+    ("sizes of zero", "some crash"): "nothing ends the process of the tests: see those of isolation",
     **{
         (name, value): "both are right, and the machine decides"
         for name in ("alone and in a batch", "a row alone", "chunked prefill")
@@ -137,6 +139,10 @@ def test_what_is_known_of_torch() -> None:
     facts = {
         "causal alignment": "top-left",
         "empty row": "zeros",  # NaN before version 2.5
+        "query of NaN": "zeros in its row",
+        "visible infinity in k": "by its sign",
+        "rank 2": "accepted",
+        "window": "not offered",
         "mask": "True is visible",
         "mask of rank 3": "heads",
         "default scale": "1/sqrt(d_k)",
@@ -149,6 +155,15 @@ def test_what_is_known_of_torch() -> None:
         "precision of float64": "float64",
     }
     assert {name: card.finding(name).found for name in facts} == facts
+
+
+@pytest.mark.library("torch")
+def test_what_is_known_of_the_layer_of_torch() -> None:
+    """MultiheadAttention's own mask hides where it is True; nothing else of a mask depends on that."""
+    target = find_target("torch-mha")
+    facts = {"mask": "True is hidden", "mask of each entry": "each its own", "causal": "not offered"}
+    assert {name: found(target, name).found for name in facts} == facts
+    assert "attn_mask" in found(target, "mask of rank 3").words
 
 
 @pytest.mark.library("torch")
@@ -206,6 +221,43 @@ def test_a_target_that_crashes_goes_on(tmp_path: Path) -> None:
     assert found(find_target(f"{path}:raises"), "bias").verdict == "not offered"
     assert found(find_target(f"{path}:text"), "softmax").words == "the output is a str, expected an array of NumPy"
     assert found(find_target(f"{path}:some"), "causal").words == "raises ValueError: causal is not implemented"
+
+
+def choosy(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None) -> Any:
+    """A right function that takes fewer queries than keys, widths alike in multiples of 8, and packed arrays alone."""
+    widths = {q.shape[-1], k.shape[-1], v.shape[-1]}
+    if q.shape[-2] > k.shape[-2] or len(widths) > 1 or max(widths) % 8 or not q.flags.c_contiguous or not q.size:
+        raise NotImplementedError("not for these arrays")
+    options: dict[str, Any] = {} if scale is None else {"scale": scale}
+    if causal:
+        options |= {"causal": True, "q_start": k.shape[-2] - q.shape[-2]}
+    return named("rows are shifted").base(q, k, v, **options).run()[0]
+
+
+def test_what_is_not_offered_departs_in_nothing() -> None:
+    """A call that nobody offers decides no line: what is offered is asked about, and the words say what is not."""
+    card = probe(FunctionTarget("choosy", "numpy", choosy))
+    assert [(one.name, one.found) for one in card.departures] == [("causal alignment", "bottom-right")]
+    words = {
+        "default scale": "scores are multiplied by 1/sqrt(d_k)",
+        "scale option": "scale is what scores are multiplied by, negative and zero too",
+        "causal alignment": "bottom-right with Lq < Lk; Lq > Lk is not offered",
+        "sizes of zero": "it cannot be asked for sizes of zero",
+        "strides": "views give what copies give, but for arrays that are permuted",
+        "window": "choosy cannot express mask",
+    }
+    assert [
+        (name, card.finding(name).words) for name, text in words.items() if text not in card.finding(name).words
+    ] == []
+
+
+def test_an_alignment_that_is_none_is_described() -> None:
+    """What no reading explains is told by the number of keys that each query sees."""
+    seen = of_catalogue(named("last row sees all keys"), "causal alignment")
+    assert (seen.found, seen.words) == (
+        "other",
+        "with Lq != Lk and no q_start, queries see 1, 2, 8 of 8 keys; and 1, 2, 3, 3, 3, 3, 3, 3 of 3 keys",
+    )
 
 
 def test_evidence_can_be_repeated() -> None:

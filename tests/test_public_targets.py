@@ -13,7 +13,7 @@ import pytest
 
 from refattn import cli
 from refattn.conformance.alarms import fitted, judge_all
-from refattn.conformance.case import Problem, Unsupported
+from refattn.conformance.case import LAYOUTS, Problem, Unsupported
 from refattn.conformance.cases import all_cases
 from refattn.conformance.drawn import drawn_problem
 from refattn.conformance.plain import Draw
@@ -175,6 +175,23 @@ def test_literal_options_that_only_others_express_are_refused(options: dict[str,
     with pytest.raises(Unsupported, match="of its own"):
         OnHost().refuse(replace(problem(3, 3), literal=True, **options))
     OnHost().refuse(replace(problem(3, 3), literal=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_no_library_is_handed_negative_strides(layout: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the layout, host arrays go to a library in plain order: some take no negative stride, even of one."""
+    target, strides = find_target("refattn-numpy"), []
+    array = target.backend.array
+
+    def noting(host: Any, *dtype: Any) -> Any:
+        strides.extend(host.strides)
+        return array(host, *dtype)
+
+    monkeypatch.setattr(type(target.backend), "array", lambda self, host, *dtype: noting(host, *dtype))
+    data = Draw("float32", np.random.default_rng(1)).qkv(length, length)
+    target.call(Problem(**data, layout=layout))
+    assert min(strides) >= 0
 
 
 def test_random_problems_are_made_to_fit() -> None:

@@ -1,4 +1,4 @@
-"""The pytest plugin in a project of somebody else's, as docs/ci.md describes it, with nothing but the package."""
+"""The pytest plugin in a project of somebody else's, as its guide describes it, with nothing but the package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from refattn.conformance.plugin import pairs_of
 
-GUIDE = Path(__file__).parents[1] / "docs" / "ci.md"
+GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "pytest.md"
 RIGHT = """\
 from refattn.conformance.faults import named
 

@@ -61,6 +61,21 @@ def test_a_failure_is_repeated_by_its_script(dtype: str, tmp_path: Path, capsys:
     assert repeated.returncode == 0, repeated.stderr
 
 
+def test_a_script_runs_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel is found where `refattn check` found it, whichever folder the script is called in."""
+    kernel(tmp_path, "0")
+    monkeypatch.chdir(tmp_path)
+    case = ("--case", "masks.aligned_bottom_right", "--quick", "--save-failures", "failures")
+    for target, name in (("mine:attend", "module"), ("mine.py:attend", "file")):
+        assert cli.main(["check", target, *case, "--in-process"]) == 1, name
+        script = tmp_path / "failures" / "masks.aligned_bottom_right.float32.py"
+        command = [sys.executable, str(script)]
+        failed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=script.parent)
+        assert "causal aligned top-left, q_start=0 instead of" in failed.stderr
+
+
 def test_side_effects_and_crashes_are_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Inputs written to, a wrong dtype and an error come again when the script is run."""
     folder = tmp_path / "failures"

@@ -1,4 +1,4 @@
-"""`refattn cases`: write the inputs of cases as files, for programs that Python cannot call."""
+"""`refattn cases`: list the conformance suite's cases, or write their inputs for programs that Python cannot call."""
 
 import argparse
 import sys
@@ -7,17 +7,20 @@ from typing import Any
 
 from refattn.commands.check import DEFAULT_SEED, in_dtypes
 from refattn.commands.clauses import labels_in
+from refattn.commands.output import print_json, print_table
 
 FORMATS = ("raw", "npz", "safetensors")
 
 DESCRIPTION = """\
-Writes the inputs of the conformance suite's cases into a folder: one folder per case, with its tensors and, in
+Lists the conformance suite's cases, or writes their inputs into a folder: one folder per case, with its tensors and, in
 case.json, shapes and options. Run your program on each, in any language and on any machine, let it put its output
 beside the inputs, and ask `refattn compare DIR` for the verdict. manifest.json says what every file holds.
 """
 
 EPILOG = """\
 Examples:
+  refattn cases list                                            every case: name, clauses, what must hold
+  refattn cases list 'masks.window*' --clauses M6               as refattn check --case takes them; --json for programs
   refattn cases export DIR --dtype float32                      every case in float32, tensors as q.bin, k.bin, ...
   refattn cases export DIR --features causal,q_start --limit 50  no option but these, the 50 plainest cases
   refattn cases export DIR --format safetensors --dtype bfloat16
@@ -27,7 +30,7 @@ Formats: raw is little-endian bytes in C order, npz is NumPy's (bfloat16 as its 
 safetensors holds bfloat16 as it is. The output goes into output.bin, or as output into outputs.npz or
 outputs.safetensors; lse, the natural log-sum-exp in float32 (of float64 in float64), may lie beside it.
 
-Exit codes: 0 the files are there, 2 the command line cannot be carried out.
+Exit codes: 0 all is well, 2 the command line cannot be carried out.
 """
 
 
@@ -35,13 +38,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the action of `refattn cases` and its options."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="print names of cases and what must hold")
+    listing.add_argument("names", metavar="NAME", nargs="*", help="only these: masks.causal, or 'masks.*'")
+    listing.add_argument("--json", action="store_true", help="print a JSON list instead")
     export = actions.add_parser("export", help="write inputs for other programs")
     export.add_argument("folder", metavar="DIR", type=Path, help="where the files go; must be new or empty")
     export.add_argument("--format", choices=FORMATS, default="raw", help="of the tensors (%(default)s)")
-    export.add_argument(
-        "--clauses", metavar="LABEL", nargs="+", type=labels_in, default=[], help="only these clauses or chapters: S1,M"
-    )
-    export.add_argument("--dtype", metavar="float32,...", type=in_dtypes, help="only these dtypes")
+    for action in (listing, export):
+        action.add_argument(
+            "--clauses",
+            metavar="LABEL",
+            nargs="+",
+            type=labels_in,
+            default=[],
+            help="only these or chapters: S1,M",
+        )
+    export.add_argument("--dtype", metavar="float32,...", type=in_dtypes, help="only these dtypes; bf16 will do")
     export.add_argument(
         "--features",
         metavar="causal,...",
@@ -53,7 +65,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exports what the command line names."""
+    """Lists or exports what the command line names."""
+    return _list(args) if args.action == "list" else _export(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    """The cases of those names and clauses, calls of attention and checks of refattn's own functions alike."""
+    from refattn.conformance.cases import all_cases
+    from refattn.conformance.picked import NoSuchCase, picked
+
+    labels = {label for labels in args.clauses for label in labels}
+    found = [case for case in all_cases() if not labels or labels & set(case.clauses)]
+    try:
+        names = picked(" ".join(args.names) or "*", (case.name for case in found))
+    except NoSuchCase as fault:
+        return _refused(str(fault))
+    found = [case for case in found if case.name in names]
+    if args.json:
+        print_json([{name: getattr(case, name) for name in ("name", "clauses", "says", "dtypes")} for case in found])
+    else:
+        print_table(("case", "clauses", "must hold"), [(one.name, ",".join(one.clauses), one.says) for one in found])
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
     from refattn.conformance.exchange.export import FEATURES, Selection, export
     from refattn.conformance.exchange.files import TensorFileError
     from refattn.dtypes import COMPUTED

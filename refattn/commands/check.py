@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from refattn.clauses import CHAPTERS, CLAUSES
+from refattn.commands import process
 from refattn.commands.clauses import labels_in
-from refattn.dtypes import COMPUTED
+from refattn.dtypes import COMPUTED, dtype_in, dtypes_in
 
 # As shells have it after an interrupt.
 INTERRUPTED = 130
@@ -42,6 +42,7 @@ softcap, sinks, q_start and k_start; a second result is read as the log-sum-exp.
   refattn check my_kernel.py:forward --convention flash-attn   (batch, tokens, heads, width), its names, its windows
   refattn check torch --clauses M,P1       the chapter of masks, and clause P1
   refattn check torch --case masks.causal  one case, in full: the call, the error's place, the traceback
+  refattn check torch --case 'masks.window*' --dtype bf16    refattn cases list shows all names
   refattn check torch --case masks.causal --save-inputs case.npz
   refattn check torch --profile torch      what torch is known to do otherwise is declared, and no fault
   refattn check torch --inputs dump.npz    tensors captured from a model: q, k, v, or layer0.q, layer0.k, layer0.v, ...
@@ -55,18 +56,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn check`, its description and its examples."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("target", metavar="TARGET", nargs="?", help=TARGET)
-    parser.add_argument("--html", metavar="FILE", help="write one page that explains and draws each failure")
     parser.add_argument("--list", action="store_true", help="show the public implementations and what is installed")
-    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
-    parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, for continuous integration")
+    add_reports(parser)
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     parser.add_argument(
         "--clauses", metavar="LABEL", nargs="+", action=_Clauses, help="only cases of these clauses or chapters: S1,M"
     )
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--quick", action="store_true", help="float32 alone")
-    some.add_argument("--dtype", metavar="float32,...", type=in_dtypes, help="only these dtypes")
-    parser.add_argument("--case", metavar="NAME,...", help="only these cases, each shown in full")
+    some.add_argument("--dtype", metavar="float32,...", type=in_dtypes, help="only these dtypes; bf16 will do")
+    parser.add_argument(
+        "--case", metavar="NAME,...", help="only these cases, each shown in full: masks.causal, or masks.window*"
+    )
     parser.add_argument(
         "--save-inputs", metavar="FILE.npz", help="write inputs and visible pairs of --case to FILE.npz"
     )
@@ -109,17 +110,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "its departures explain are listed as declared, all others are faults",
     )
     parser.add_argument("--only-inputs", action="store_true", help="run the cases of --inputs and no others")
-    apart = parser.add_argument_group("the process that the target runs in")
-    apart.add_argument(
-        "--time-limit", metavar="SECONDS", type=_positive, default=60.0, help="for the calls of each case (%(default)g)"
-    )
-    apart.add_argument(
-        "--memory-limit", metavar="GIB", type=_positive, help="resident memory (80 %% of what is free at the start)"
-    )
-    apart.add_argument(
-        "--in-process", action="store_true", help="none, no limits: a debugger reaches the target, a crash ends the run"
-    )
+    process.configure(parser, "case")
     parser.set_defaults(stray=None)
+
+
+def add_reports(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that write a report."""
+    parser.add_argument("--html", metavar="FILE", help="write one page that explains and draws each failure")
+    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
+    parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, for continuous integration")
+
+
+def places_of(args: argparse.Namespace) -> dict[str, str]:
+    """Where reports go, by option."""
+    return {f"--{form}": where for form in ("json", "junit", "html") if (where := getattr(args, form)) is not None}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -132,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         _print_names()
         return 0
     name = args.target or args.stray
-    places = {f"--{form}": where for form in ("json", "junit", "html") if (where := getattr(args, form)) is not None}
+    places = places_of(args)
     reserved = STANDARD_OUTPUT in places.values()
     capture: Any = (lambda _: let_through(reserved)) if args.case else captured
     notes: list[str] = []
@@ -140,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         _check_usage(args, name)
         check_places(places)
         with capture(notes):
-            target = _target(args, name)
+            target = process.open_target(args, name, args.library, args.convention, args.gradients)
     except (TargetError, ReportError, _UsageError) as fault:
         return _refused(str(fault))
     try:
@@ -241,25 +245,11 @@ def _check_usage(args: argparse.Namespace, name: str | None) -> None:
         raise _UsageError("--save-inputs needs --case NAME")
 
 
-def _target(args: argparse.Namespace, name: str) -> Any:
-    """The target: in a process of its own, unless it is refattn's or the user wants it here."""
-    from refattn.conformance.targets import find_target, is_own
-
-    if args.in_process or (is_own(name) and args.convention is None):
-        return find_target(name, args.library, args.convention, args.gradients)
-    from refattn.conformance.isolation.target import AVAILABLE, IsolatedTarget
-
-    if not AVAILABLE:
-        raise _UsageError("targets run in a process of their own on POSIX systems alone: add --in-process")
-    limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
-    wanted = (name, args.library, args.convention, args.gradients)
-    return IsolatedTarget(*wanted, seconds=args.time_limit, memory_limit=limit)
-
-
 def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
     """The cases to run, each with a dtype; captured tensors last, whatever --clauses says."""
     from refattn.conformance.captured import captured_cases
     from refattn.conformance.cases import all_cases
+    from refattn.conformance.picked import NoSuchCase, picked
     from refattn.conformance.runner import chosen_pairs
 
     dumps = captured_cases(Path(args.inputs)) if args.inputs else []
@@ -268,12 +258,10 @@ def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
     pairs += [pair for dump in dumps for pair in chosen_pairs([dump], None, (dump.own_dtype, *(args.dtype or ())))]
     if not args.case:
         return pairs
-    names = args.case.replace(",", " ").split()
-    known = [*dict.fromkeys(case.name for case, _ in pairs)]
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-            raise _UsageError(f"--case: no case {name!r} among those chosen; there are {', '.join(near) or 'others'}")
+    try:
+        names = picked(args.case, (case.name for case, _ in pairs))
+    except NoSuchCase as fault:
+        raise _UsageError(f"--case: {fault}") from fault
     return [(case, dtype) for case, dtype in pairs if case.name in names]
 
 
@@ -298,20 +286,18 @@ def _is_label(text: str) -> bool:
 
 def in_dtypes(text: str) -> tuple[str, ...]:
     """Names of dtypes, with commas or spaces, for argparse."""
-    words = tuple(text.replace(",", " ").split())
-    if unknown := [word for word in words if word not in COMPUTED]:
-        raise argparse.ArgumentTypeError(f"no dtype {', '.join(unknown)}; there are {', '.join(COMPUTED)}")
-    return words
-
-
-def _positive(text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0; got {text!r}")
-    return value
+        return dtypes_in(text)
+    except ValueError as fault:
+        raise argparse.ArgumentTypeError(str(fault)) from fault
+
+
+def in_dtype(text: str) -> str:
+    """The name of one dtype, for argparse."""
+    try:
+        return dtype_in(text)
+    except ValueError as fault:
+        raise argparse.ArgumentTypeError(str(fault)) from fault
 
 
 def _command(args: argparse.Namespace, name: str) -> str:

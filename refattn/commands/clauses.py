@@ -9,13 +9,14 @@ from refattn.commands.output import print_json, print_text
 
 DESCRIPTION = """\
 Prints the clauses of the specification. Each has a label such as M3, which error messages, tests, reports and
-the documentation use too. MUST binds every implementation; SHOULD and MAY say so themselves.
+the documentation use too. MUST binds every implementation; SHOULD and MAY say so themselves. Clauses that are named
+one by one are followed by the code that realises them, and by their errors, cases, vectors, faults and reports.
 """
 
 EPILOG = """\
 Examples:
   refattn clauses              every clause
-  refattn clauses M3 P2        these two; m3,p2 says the same
+  refattn clauses M3 P2        these two, and where each leads; m3,p2 says the same
   refattn clauses M            chapter M, visibility
   refattn clauses --json S     chapter S for programs
   refattn clauses --markdown   the whole list as the page docs/clauses.md
@@ -43,14 +44,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the clauses that the command line names."""
-    wanted = {label for labels in args.names for label in labels}
+    wanted = frozenset(label for labels in args.names for label in labels)
     chosen = [clause for clause in CLAUSES if not wanted or clause.label in wanted]
     if args.json:
-        print_json([{**clause._asdict(), "chapter": clause.chapter} for clause in chosen])
+        print_json([{**clause._asdict(), "chapter": clause.chapter, **_leads(clause, wanted)} for clause in chosen])
     elif args.markdown:
         print(markdown(chosen), end="")
     else:
-        _print_plainly(chosen)
+        _print_plainly(chosen, wanted)
     return 0
 
 
@@ -76,7 +77,18 @@ def labels_in(text: str) -> frozenset[str]:
         raise argparse.ArgumentTypeError(str(fault)) from fault
 
 
-def _print_plainly(clauses: Sequence[Clause]) -> None:
+def _leads(clause: Clause, wanted: frozenset[str]) -> dict[str, list[str]]:
+    """Where a clause leads, if not its whole chapter is wanted."""
+    if not wanted or wanted.issuperset(one.label for one in CLAUSES if one.chapter == clause.chapter):
+        return {}
+    from refattn.conformance.trace import trace  # builds every case and reads every vector
+
+    found = trace(clause.label)
+    code = [f"{place} (refattn/{place.module}.py:{place.line})" for place in found.code]
+    return {**{name: list(names) for name, names in found._asdict().items()}, "code": code}
+
+
+def _print_plainly(clauses: Sequence[Clause], wanted: frozenset[str]) -> None:
     for letter, members in _by_chapter(clauses):
         print(f"{letter}  {CHAPTERS[letter]}")
         for clause in members:
@@ -84,6 +96,9 @@ def _print_plainly(clauses: Sequence[Clause]) -> None:
             print_text(clause.text, indent="      ")
             if clause.note:
                 print_text(f"Note: {clause.note}", indent="      ")
+            for name, found in _leads(clause, wanted).items():
+                if found:
+                    print_text(f"{name}: {', '.join(found)}", indent="      ")
         print()
 
 

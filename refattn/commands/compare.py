@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from refattn.commands.check import add_reports, places_of
+from refattn.dtypes import dtype_in
+
 DESCRIPTION = """\
 Judges results that came from anywhere: of a folder that `refattn cases export` made, after your program put its
 outputs beside the inputs, or of one .npz or .safetensors file that holds q, k, v and output.
@@ -37,8 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn compare`."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("path", metavar="DIR|FILE", type=Path, help="a folder of cases, or a file of tensors")
-    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE as JSON, - for standard output")
-    parser.add_argument("--case", metavar="NAME,...", help="only these cases of DIR, each shown in full")
+    add_reports(parser)
+    parser.add_argument("--case", metavar="NAME,...", help="only these cases of DIR, each shown in full; * is any")
     files = parser.add_argument_group("of files, where they do not say it themselves")
     files.add_argument("--causal", action="store_const", const=True, help="key positions <= query positions alone")
     files.add_argument("--scale", metavar="X", type=float, help="of scores; 1 / sqrt(d_k) if left out")
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from refattn.conformance.reports.terminal import print_cases, print_report
 
     given = {name: value for name in OF_FILES if (value := getattr(args, name)) is not None}
-    places = {"--json": args.json} if args.json else {}
+    places = places_of(args)
     try:
         check_places(places)
         report = _of_folder(args, given) if args.path.is_dir() else _of_file(args, given)
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         write_all(report, places, command)
     except ReportError as fault:
         return _refused(str(fault))
-    if args.json != STANDARD_OUTPUT:
+    if STANDARD_OUTPUT not in places.values():
         if args.case or not args.path.is_dir():
             print_cases(report)
         else:
@@ -92,9 +95,8 @@ def _of_folder(args: argparse.Namespace, given: dict[str, Any]) -> Any:
     if given:
         name = next(iter(given)).replace("_", "-")
         raise _UsageError(f"--{name} is for files; {args.path} says for each case how it is called")
-    names = frozenset(args.case.replace(",", " ").split()) if args.case else None
     with progress(None) as advance:
-        return compare_folder(args.path, names, advance)
+        return compare_folder(args.path, args.case, advance)
 
 
 def _of_file(args: argparse.Namespace, given: dict[str, Any]) -> Any:
@@ -105,9 +107,13 @@ def _of_file(args: argparse.Namespace, given: dict[str, Any]) -> Any:
 
     if args.case:
         raise _UsageError("--case is for folders of cases")
-    for name, known in (("dtype", FLOATS), ("model", MODELS)):
-        if given.get(name, next(iter(known))) not in known:
-            raise _UsageError(f"--{name}: no {name} {given[name]!r}; there are {', '.join(known)}")
+    if "dtype" in given:
+        try:
+            given["dtype"] = dtype_in(given["dtype"], FLOATS)
+        except ValueError as fault:
+            raise _UsageError(f"--dtype: {fault}") from fault
+    if given.get("model", "fused") not in MODELS:
+        raise _UsageError(f"--model: no model {given['model']!r}; there are {', '.join(MODELS)}")
     options = {name: given.pop(name) for name in OF_FILES[:5] if name in given}
     with progress(None) as advance:
         return compare_dump(args.path, Reading(options=options, **given), advance)

@@ -5,6 +5,7 @@ from typing import Any
 
 from refattn import cost
 from refattn.commands.output import count, print_json, print_table, print_text, size
+from refattn.dtypes import ALIASES
 
 DESCRIPTION = """\
 Counts what attention costs, from the sizes alone: weights, floating-point operations, bytes moved, the
@@ -52,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the figures."""
     k_len = args.q_len if args.k_len is None else args.k_len
-    sizes = {"d_k": args.d_k, "d_v": args.d_v, "batch": args.batch, "dtype": args.dtype}
+    sizes = {"d_k": args.d_k, "d_v": args.d_v, "batch": args.batch, "dtype": ALIASES.get(args.dtype, args.dtype)}
     whole = cost.attention_cost(args.q_len, k_len, heads=args.heads, kv_heads=args.kv_heads, **sizes)
     heads = {"heads": whole.heads, "kv_heads": whole.kv_heads}
     prefill = cost.prefill_cost(k_len, **heads, **sizes)

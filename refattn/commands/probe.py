@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from refattn.commands.check import TARGET
-from refattn.dtypes import COMPUTED
+from refattn.commands import process
+from refattn.commands.check import TARGET, in_dtype
 
 DESCRIPTION = """\
 Finds out what an implementation of attention does, by constructed inputs: no convention is presumed. The result is a
@@ -25,10 +25,12 @@ Verdicts:
   as specified     what the clause says
   departs          something else
   not offered      there is no such option or result
-  not determined   the probe cannot tell, and says why
+  not determined   the probe cannot tell, and says why; a call that takes too long decides nothing
 
 A card in JSON also holds, for each finding, the constructed calls in words. It is read by refattn check --profile,
 which then tells choices that the card declares from faults.
+
+The target runs in a process of its own: what ends that process is a line of the card, and the next question is asked.
 
 Exit codes: 0 it could be probed, whatever was found, 2 the command line cannot be carried out.
 """
@@ -44,11 +46,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--against", metavar="TARGET", help="show only what differs from another target, or a profile")
     parser.add_argument(
-        "--dtype", choices=COMPUTED, help="of the calls that are not about a dtype (float32 where there is one)"
+        "--dtype",
+        metavar="NAME",
+        type=in_dtype,
+        help="of the calls that are not about a dtype (float32 where there is one)",
     )
     parser.add_argument(
-        "--library", metavar="NAME", default="numpy", help="arrays that your own function is called with (%(default)s)"
+        "--library", metavar="NAME", help="arrays that your own function is called with: numpy, or what the file says"
     )
+    parser.add_argument(
+        "--convention", metavar="FILE", help="how your own function is called, as refattn check --convention takes it"
+    )
+    process.configure(parser, "question")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,14 +93,17 @@ def _card(args: argparse.Namespace, name: str) -> Any:
     from refattn.conformance.capture import captured
     from refattn.conformance.probe.run import PROBES, probe
     from refattn.conformance.probe.table import progress
-    from refattn.conformance.targets import TargetError, find_target
+    from refattn.conformance.targets import TargetError
 
     with captured([]):
-        target = find_target(name, args.library)
-    if args.dtype and args.dtype not in target.dtypes:
-        raise TargetError(target.unsupported((), args.dtype))
-    with progress(len(PROBES)) as advance:
-        return probe(target, dtype=args.dtype, advance=advance)
+        target = process.open_target(args, name, args.library, args.convention if name == args.target else None)
+    try:
+        if args.dtype and args.dtype not in target.dtypes:
+            raise TargetError(target.unsupported((), args.dtype))
+        with progress(len(PROBES)) as advance:
+            return probe(target, dtype=args.dtype, advance=advance)
+    finally:
+        target.close()
 
 
 def _other(args: argparse.Namespace) -> Any:

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from refattn import vectors
+from refattn.commands.check import in_dtype
 from refattn.commands.clauses import labels_in
 from refattn.commands.output import print_json, print_table
-from refattn.dtypes import COMPUTED
 from refattn.vectors import Vector
 
 DESCRIPTION = """\
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--clause", nargs="+", type=labels_in, metavar="LABEL", default=[], help="only these clauses or chapters"
         )
-        action.add_argument("--dtype", choices=COMPUTED, help="only vectors whose inputs this dtype holds exactly")
+        action.add_argument("--dtype", metavar="NAME", type=in_dtype, help="only those whose inputs it holds exactly")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -116,6 +116,12 @@ class Problem:
         }
         return tuple(name for name, wanted in used.items() if wanted) + self.asks
 
+    @property
+    def plainness(self) -> tuple[int, int]:
+        """How many options it uses, those per batch entry counting twice, and how many numbers q, k and v are."""
+        starts = sum(np.ndim(start) > 0 for start in (self.q_start, self.k_start) if start is not None)
+        return len(self.needs) + starts, self.q.size + self.k.size + self.v.size
+
 
 class Api(Protocol):
     """What a check gets: refattn's functions are imported, this makes and reads the arrays of one library."""

@@ -87,7 +87,7 @@ def _without_lse(problem: Problem, result: Result) -> Readings:
     return [(problem, replace(result, lse=None))]
 
 
-def _in_float32(problem: Problem, result: Result) -> Readings:
+def in_float32(problem: Problem, result: Result) -> Readings:
     """Held to the bound of float32, the inputs as they are or rounded to it."""
     narrow = {name: rounded(getattr(problem, name), "float32") for name in ("q", "k", "v")}
     options = {name: getattr(problem, name) for name in ("bias", "sinks")}
@@ -147,13 +147,13 @@ DEPARTURES = (
         targets=("jax", "mlx", "transformers-eager", "transformers-gemma2", "keras-jax", "keras-torch"),
         says="float64 is computed, or given back, in float32",
         concerns=_stored_as("float64"),
-        without=_in_float32,
+        without=in_float32,
     ),
     Departure(
         targets=("onnx-reference",),
         says="ONNX's reference evaluator has its scale in float32",
         concerns=_stored_as("float64"),
-        without=_in_float32,
+        without=in_float32,
     ),
     Departure(
         targets=("transformers-sdpa", "keras-torch", "onnx-reference", "onnxruntime", "onnxruntime-mha"),

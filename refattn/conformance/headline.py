@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from refattn.conformance.records import CRASHED, Record, Report
 
 # A clause whose cases fail half as often as those of the worst one is as good a headline, and the plainest wins.
 NEAR = 0.5
+# The least share of the failures that what is called likely explains.
+LIKELY = 0.2
 
 
 def most_telling(report: Report) -> Record:
-    """The plainest case of the clause whose cases fail at the highest share.
+    """The plainest case of the clause whose cases fail at the highest share, or of the fault that explains it.
 
     Before that: a crash of the plainest call, and the plainest call at all if half of those without options fail.
-    Cases come plainest first, so that of clauses alike the first is the plainest. The report has a broken record.
+    The report has a broken record.
     """
     judged = [record for record in report.records if record.verdict != "unsupported"]
     plainest = next((record for record in judged if not record.needs), judged[0])
@@ -23,12 +27,32 @@ def most_telling(report: Report) -> Record:
         return plain[0]
     shares = _shares(judged, report.broken)
     highest = max(shares.values())
-    return next(record for record in report.broken if shares[record.about] >= NEAR * highest)
+    first = next(record for record in report.broken if shares[record.about] >= NEAR * highest)
+    name, label = _fault(first)
+    alike = [record for record in report.broken if record.dtype == first.dtype and _fault(record)[0] == name]
+
+    # Those that are about the fault's own clause, and were written for readers, come first.
+    def plainness(one: Record) -> tuple[Any, ...]:
+        return one.about != label, one.case.startswith("vectors."), one.plainness
+
+    return min(alike, key=plainness) if name else first
+
+
+def explains_much(diagnosis: dict[str, Any]) -> bool:
+    """Whether the first hypothesis explains enough of the failures to be called likely, or there is none."""
+    explained = [one["explained"] for one in diagnosis["hypotheses"][:1]]
+    return not explained or explained[0] >= LIKELY * diagnosis["failures"]
 
 
 def is_plainest(record: Record) -> bool:
     """Whether a record is of a call with q, k and v alone."""
     return bool(record.called) and not record.needs
+
+
+def _fault(record: Record) -> tuple[str, str]:
+    """The fault that a failure is explained by, and its clause; "" if there is none."""
+    hypotheses = (record.diagnosis or {}).get("hypotheses")
+    return (hypotheses[0]["name"], hypotheses[0]["clause"]) if hypotheses else ("", "")
 
 
 def _shares(judged: list[Record], broken: tuple[Record, ...]) -> dict[str, float]:

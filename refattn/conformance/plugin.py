@@ -88,11 +88,12 @@ def pairs_of(clauses: str, dtypes: str) -> list[tuple[Any, str]]:
     from refattn.clauses import labels_in
     from refattn.conformance.cases import all_cases
     from refattn.conformance.runner import chosen_pairs
-    from refattn.dtypes import COMPUTED
+    from refattn.dtypes import COMPUTED, dtypes_in
 
-    names = tuple(dtypes.replace(",", " ").split())
-    if unknown := [name for name in names if name not in COMPUTED]:
-        raise pytest.UsageError(f"refattn dtypes: no dtype {', '.join(unknown)}; there are {', '.join(COMPUTED)}")
+    try:
+        names = dtypes_in(dtypes)
+    except ValueError as fault:
+        raise pytest.UsageError(f"refattn dtypes: {fault}") from fault
     try:
         labels = labels_in(clauses) if clauses else None
     except ValueError as fault:

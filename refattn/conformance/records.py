@@ -49,6 +49,8 @@ class Record:
     # The call, so that it can be repeated, and the options and features that it used.
     called: str = ""
     needs: tuple[str, ...] = ()
+    # The less the plainer, see `Problem.plainness`.
+    plainness: tuple[int, int] = (0, 0)
     # What an unsupported case lacks: options and features, or its dtype.
     missing: tuple[str, ...] = ()
     # The departures, declared by a profile, that explain a result which fails: faults of the catalogue by name.

@@ -53,6 +53,7 @@ def run_case(
     if case.build is not None:
         problem = case.problem(dtype, seed)
         about |= {"needs": problem.needs, "called": problem_in_words(problem, seed)}
+        about["plainness"] = problem.plainness
         reason, missing = target.unsupported(problem.needs, dtype), target.missing(problem.needs, dtype)
     else:
         reason, missing = target.unsupported((), dtype), target.missing((), dtype)
@@ -74,12 +75,12 @@ def run_case(
         return Record(**about, verdict="unsupported", message=str(refusal), missing=missing, notes=tuple(notes))
     except WorkerError as fault:
         about |= {"verdict": fault.verdict, "message": str(fault), "place": fault.place, "trace": fault.trace}
-        return Record(**about, **_evidence(problem), notes=tuple(notes))
+        return Record(**about, **evidence_of(problem), notes=tuple(notes))
     except (Exception, SystemExit) as fault:  # noqa: BLE001  # whatever a target raises is its verdict, exit included
         if problem is None and isinstance(fault, AssertionError):
             message = str(fault) or "an assertion failed"
             return Record(**about, verdict="fail", message=message, notes=tuple(notes))
-        about |= crash_of(fault, target) | _evidence(problem)
+        about |= crash_of(fault, target) | evidence_of(problem)
         return Record(**about, verdict="crashed", notes=tuple(notes))
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
@@ -91,7 +92,7 @@ def run_case(
     plain = replace(problem, grad_output=None)
     answer = diagnosis.Evidence(plain, result, judged, case=case.name, clauses=case.clauses)
     choices = declared.explains(answer) if declared is not None and answer.failed and not of_gradient else ()
-    about |= _evidence(plain, result) if answer.failed and not (choices or of_gradient) else {}
+    about |= evidence_of(plain, result) if answer.failed and not (choices or of_gradient) else {}
     return Record(
         **about,
         verdict="declared" if choices else judged.verdict,
@@ -131,7 +132,7 @@ def run_suite(
         for case, dtype in pairs:
             now = time.time()
             record = run_case(case, target, dtype, seed, capture=capture, declared=declared)
-            records.append(_with_bounded_evidence(record, records))
+            records.append(with_bounded_evidence(record, records))
             began.append(now)
             advance(record)
             if fail_fast and record.verdict in BROKEN:
@@ -231,11 +232,12 @@ def problem_in_words(problem: Any, seed: int | None) -> str:
     return ", ".join(words if seed is None else [*words, f"seed {seed}"])
 
 
-def _evidence(problem: Any, result: Any = None) -> dict[str, Any]:
+def evidence_of(problem: Any, result: Any = None) -> dict[str, Any]:
+    """What a record keeps of a call for pictures; nothing of a check."""
     return {} if problem is None else {"evidence": Evidence(problem, result)}
 
 
-def _with_bounded_evidence(record: Record, earlier: list[Record]) -> Record:
+def with_bounded_evidence(record: Record, earlier: list[Record]) -> Record:
     """The record, without its evidence if the earlier ones hold enough."""
     if record.evidence is None:
         return record

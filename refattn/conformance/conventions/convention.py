@@ -150,8 +150,8 @@ class Convention:
     off: dict[str, Any] = field(default_factory=dict)
     # Parameters that are given beside grouped heads, causal or a window, or in order to get the log-sum-exp.
     ask: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Whether k and v may have fewer heads than q.
-    grouped: bool = False
+    # Whether k and v may have fewer heads than q; false leaves out all cases of grouped heads.
+    grouped: bool = True
     # Whether d_v must be d_k, and the widths there are, if not all: narrower heads are filled up with zeros.
     equal_widths: bool = False
     widths: tuple[int, ...] = ()

@@ -3,6 +3,7 @@
 words.py        what each fault of the catalogue means for the one who wrote the kernel
 hypotheses.py   the catalogue, alone and in pairs, as functions from a problem to an answer
 readings.py     other calls that may have been answered; fitting.py takes numbers from the answer
+tiles.py        the catalogue's faults of tiles, for tiles of other sizes
 evidence.py     the one place where an answer is compared with a prediction
 where.py        rows, heads, keys and tiles that are wrong
 gradients.py    the faults of gradients, each compared with what came

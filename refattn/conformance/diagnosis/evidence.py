@@ -155,7 +155,9 @@ class Evidence:
             size = np.broadcast_to(np.max(size, axis=-1, keepdims=True, initial=0.0), size.shape)
         if bound.shape != actual.shape:  # a wrong shape has no bound of its own
             bound = np.full(actual.shape, np.max(bound, initial=0.0))
-        return worst(actual, predicted, bound + 2 * ROUNDOFF[self.problem.dtype] * size)
+        # Beyond 64 keys, both being sums of so many terms in orders of their own.
+        roundings = max(2.0, math.sqrt(self.golden.k_len) / 4)
+        return worst(actual, predicted, bound + roundings * ROUNDOFF[self.problem.dtype] * size)
 
 
 class Ratios(NamedTuple):

@@ -99,8 +99,32 @@ def readings() -> tuple[Hypothesis, ...]:
             )
             for name in ("q", "v")
         ),
+        _axes_exchanged(),
         reading("queries and keys exchanged", "S1", "q and k are exchanged", _exchanged("q", "k")),
         reading("keys and values exchanged", "S1", "k and v are exchanged", _exchanged("k", "v")),
+    )
+
+
+def _axes_exchanged() -> Hypothesis:
+    """The axes of heads and tokens taken for each other, where sizes allow it and no mask or bias speaks against it."""
+
+    def predict(problem: Problem) -> Result | None:
+        q_len, k_len = problem.q.shape[-2], problem.k.shape[-2]
+        square = problem.shown is None and problem.bias is None and problem.sinks is None
+        if not square or min(problem.q.ndim, problem.k.ndim) < 3 or not k_len or (q_len > k_len and q_len % k_len):
+            return None
+        # Of more "key heads" than query heads, head h reads key head h.
+        turned = {name: np.swapaxes(getattr(problem, name), -2, -3)[..., : max(q_len, 1), :, :] for name in "qkv"}
+        found = right_answer(but(problem, **turned), problem.dtype)
+        assert found.lse is not None
+        return replace(found, output=np.swapaxes(found.output, -2, -3), lse=np.swapaxes(found.lse, -1, -2))
+
+    words = (
+        "q, k and v are taken for (..., tokens, heads, width), but they are (..., heads, tokens, width); a function "
+        "of the other layout is judged with --convention, such as flash-attn"
+    )
+    return Hypothesis(
+        names=("axes of heads and tokens exchanged",), clauses=("A1",), predict=predict, says=lambda _: words
     )
 
 

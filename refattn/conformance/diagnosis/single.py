@@ -13,6 +13,7 @@ from refattn.conformance.diagnosis.evidence import Evidence
 from refattn.conformance.diagnosis.fitting import fitted
 from refattn.conformance.diagnosis.hypotheses import Hypothesis, catalogue, of_fault, pairs
 from refattn.conformance.diagnosis.readings import readings
+from refattn.conformance.diagnosis.tiles import tilings
 from refattn.conformance.diagnosis.where import where
 from refattn.conformance.faults import Fault, named
 from refattn.conformance.judge import LOW, Judgement, Result
@@ -159,7 +160,7 @@ def ranked(found: Iterable[Hypothesis], labels: Iterable[str]) -> list[Hypothesi
 def _fitting(evidence: Evidence, deadline: float) -> list[Hypothesis]:
     stages: tuple[Callable[[], Iterable[Hypothesis]], ...] = (
         catalogue,
-        readings,
+        lambda: (*readings(), *tilings()),
         lambda: fitted(evidence),
         lambda: pairs(catalogue(), catalogue()) if evidence.size <= LARGEST_OF_PAIRS else (),
     )

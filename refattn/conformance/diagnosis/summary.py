@@ -6,6 +6,7 @@ speak against it than against the best one so far.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from refattn.conformance.diagnosis.fitting import fitted
 from refattn.conformance.diagnosis.hypotheses import Hypothesis, Predict, catalogue, pairs
 from refattn.conformance.diagnosis.readings import readings
 from refattn.conformance.diagnosis.single import Diagnosis, explain, ranked, told, told_in_words, unexplained, wide
+from refattn.conformance.diagnosis.tiles import tilings
 
 LIMIT_S = 10.0
 # Failures on which hypotheses are tried first, those whose numbers are fitted, and those explained on their own.
@@ -128,7 +130,7 @@ class _Search:
             return Summary()
         scores = self._scores(catalogue(), math.inf)
         # What is less plain must explain twice as well.
-        for stage in (self._remembering, readings, self._near_pairs, self._fitted, self._far_pairs):
+        for stage in (self._remembering, readings, tilings, self._near_pairs, self._fitted, self._far_pairs):
             best = min(scores.values(), default=math.inf)
             if best > RARE * min(FAILURES, len(self.failing)):
                 self.tried = dict(scores)
@@ -244,7 +246,7 @@ class _Search:
             if not explained:
                 break
             labels = chosen.clauses
-            plainest = min(explained, key=lambda case: (case.about not in labels, case.size))
+            plainest = min(explained, key=lambda case: (case.about not in labels, case.problem.plainness))
             against = scores.get(chosen, len(self.failing) - len(explained))
             findings.append(
                 Finding(
@@ -258,9 +260,8 @@ class _Search:
     def _next(self, rest: list[Evidence]) -> Hypothesis | None:
         """The fault that explains most of what is left, if it explains two of them, or all."""
         some = rest[:PROBES]
-        counts = (
-            {one: sum(self._fits(one, case) for case in some) for one in self._in_time(catalogue())} if some else {}
-        )
+        known = itertools.chain(catalogue(), readings(), tilings(), *(fitted(case) for case in some[:1]))
+        counts = {one: sum(self._fits(one, case) for case in some) for one in self._in_time(known)} if some else {}
         most = max(counts.values(), default=0)
         if most < min(2, len(some)) or not most:
             return None

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from refattn.bounds import ROUNDOFF
 from refattn.conformance.captured import CLAUSES_OF_ANY_INPUT, REQUIRED, Group, check_group, problem_of, read_groups
 from refattn.conformance.case import Problem
 from refattn.conformance.diagnosis import Evidence
@@ -22,7 +23,7 @@ from refattn.conformance.exchange.files import LARGEST
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.judge import Judgement, Result, judge
 from refattn.conformance.records import VERDICTS, Record, Report
-from refattn.conformance.runner import DEFAULT_SEED, diagnosed, problem_in_words
+from refattn.conformance.runner import DEFAULT_SEED, diagnosed, evidence_of, problem_in_words, with_bounded_evidence
 from refattn.dtypes import COMPUTED, is_float8
 
 LAYOUTS, LSE_LAYOUTS, LSE_BASES = ("BHSD", "BSHD"), ("BHS", "BSH"), ("e", "2")
@@ -53,9 +54,9 @@ def compare_dump(path: Path, reading: Reading, advance: Callable[[Record], None]
         check_group(group)
         if "output" not in group.parts:
             raise group.refused(f"lacks {group.called('output')}, the result to be judged")
-    records = []
+    records: list[Record] = []
     for group in groups:
-        records.append(_judged(group, reading))
+        records.append(with_bounded_evidence(_judged(group, reading), records))
         advance(records[-1])
     records, diagnosis = diagnosed(records)
     counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
@@ -90,6 +91,8 @@ def _judged(group: Group, reading: Reading) -> Record:
     if reading.lse_base == "2" and result.lse is not None:
         result = replace(result, lse=result.lse * math.log(2))
     judged = judge(problem, result, reading.model)
+    if judged.verdict == "fail" and _looks_causal(problem, result):
+        notes += ("the first query sees the first key alone, as under a causal rule; if that was meant, add --causal",)
     if reading.lse_base == "2":
         judged = _tolerating_base_2(problem, result, judged, reading.model)
     return Record(
@@ -105,8 +108,21 @@ def _judged(group: Group, reading: Reading) -> Record:
         fault=judged.fault,
         called=problem_in_words(problem, None),
         needs=problem.needs,
+        **(evidence_of(problem, result) if judged.verdict == "fail" else {}),
         answer=Evidence(problem, result, judged, clauses=CLAUSES_OF_ANY_INPUT),
     )
+
+
+def _looks_causal(problem: Problem, result: Result) -> bool:
+    """Whether the first row of a call that names no causal rule is the first of several values."""
+    q, v = problem.q, problem.v
+    if problem.causal or problem.shown is not None or 0 in (*q.shape, *v.shape) or v.shape[-2] == 1:
+        return False
+    if np.shape(result.output) != (*q.shape[:-1], v.shape[-1]):
+        return False
+    values = v if v.ndim < 3 else np.repeat(v, problem.heads // v.shape[-3], axis=-3)
+    first, near = result.output[..., 0, :], 4 * ROUNDOFF[problem.dtype]
+    return bool(np.allclose(first, values[..., 0, :], rtol=near, atol=0.0))
 
 
 def _tolerating_base_2(problem: Problem, result: Result, judged: Judgement, model: str | None) -> Judgement:

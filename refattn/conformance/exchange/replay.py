@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,14 +64,17 @@ class Call(NamedTuple):
     v: Array
     options: dict[str, Any]
 
-    def run(self, target: str, library: str | None = None, convention: str | None = None) -> tuple[Array, Array | None]:
-        """Output and log-sum-exp of a target, named as for `refattn check`.
+    def run(
+        self, target: str, library: str | None = None, convention: str | None = None, folder: str = "."
+    ) -> tuple[Array, Array | None]:
+        """Output and log-sum-exp of a target, named as for `refattn check` when it is called in that folder.
 
         Raises AssertionError where shape, dtype or side effects are wrong.
         """
         from refattn.conformance.targets import find_target
 
-        result = find_target(target, library, convention).call(self.problem)
+        with contextlib.chdir(folder):
+            result = find_target(target, library, convention).call(self.problem)
         judged = judge(self.problem, result)
         if judged.verdict == "fail" and judged.place is None:
             raise AssertionError(judged.message)
@@ -100,5 +104,7 @@ def save_failure(folder: Path, name: str, problem: Problem, result: Result | Non
     parts |= {part: tensor_of(np.asarray(x)) for part, x in came.items() if x is not None}
     folder.mkdir(parents=True, exist_ok=True)
     write_npz(folder / f"{name}.npz", parts)
-    script = SCRIPT.format(name=name, how=", ".join(map(repr, how)))
+    target, *options = how
+    given = [f"{option}={value!r}" for option, value in zip(("library", "convention"), options) if value is not None]
+    script = SCRIPT.format(name=name, how=", ".join([repr(target), *given, f"folder={str(Path.cwd())!r}"]))
     (folder / f"{name}.py").write_text(script, encoding="utf-8", newline="\n")

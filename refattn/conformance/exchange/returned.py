@@ -34,8 +34,9 @@ from refattn.conformance.exchange.export import (
 from refattn.conformance.exchange.files import TensorFileError, read_raw, read_tensors
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.judge import judge
+from refattn.conformance.picked import NoSuchCase, picked
 from refattn.conformance.records import VERDICTS, Record, Report
-from refattn.conformance.runner import diagnosed, problem_in_words
+from refattn.conformance.runner import diagnosed, evidence_of, problem_in_words, with_bounded_evidence
 from refattn.dtypes import COMPUTED
 
 RESULTS = ("output", "lse", "weights")
@@ -45,9 +46,9 @@ LISTS = {"dtypes": COMPUTED, "clauses": tuple(clause.label for clause in CLAUSES
 
 
 def compare_folder(
-    folder: Path, names: frozenset[str] | None = None, advance: Callable[[Record], None] = lambda record: None
+    folder: Path, names: str | None = None, advance: Callable[[Record], None] = lambda record: None
 ) -> Report:
-    """The verdicts on what lies beside exported inputs, of the cases of these names or of all.
+    """The verdicts on what lies beside exported inputs, of the cases of these names and patterns or of all.
 
     Raises TensorFileError for a folder that is not as it was exported.
     """
@@ -57,12 +58,15 @@ def compare_folder(
     selection, found = _as_exported(folder)
     for one in found:
         _check_inputs(folder, one, selection.format)
-    chosen = [one for one in found if names is None or one.case.name in names]
-    if names and (unknown := names - {one.case.name for one in chosen}):
-        raise TensorFileError(f"{folder} holds no case {', '.join(sorted(unknown))}")
-    records = []
-    for one in chosen:
-        records.append(_judged(folder, one, selection))
+    if names is not None:
+        try:
+            wanted = picked(names, (one.case.name for one in found))
+        except NoSuchCase as fault:
+            raise TensorFileError(f"{folder}: {fault}") from fault
+        found = [one for one in found if one.case.name in wanted]
+    records: list[Record] = []
+    for one in found:
+        records.append(with_bounded_evidence(_judged(folder, one, selection), records))
         advance(records[-1])
     records, diagnosis = diagnosed(records)
     features = "all features" if selection.features is None else f"no features but {', '.join(selection.features)}"
@@ -162,6 +166,7 @@ def _judged(folder: Path, one: Exported, selection: Selection) -> Record:
     problem = one.problem
     about: dict[str, Any] = {"case": one.case.name, "clauses": one.case.clauses, "says": one.case.says}
     about |= {"dtype": problem.dtype, "needs": one.needs, "called": problem_in_words(problem, selection.seed)}
+    about["plainness"] = problem.plainness
     about["called"] += f", in {folder / one.folder}"
     try:
         parts = _read_results(folder, one, selection.format)
@@ -183,6 +188,7 @@ def _judged(folder: Path, one: Exported, selection: Selection) -> Record:
         model=judged.model,
         message=in_words(problem, result, judged),
         fault=judged.fault,
+        **(evidence_of(problem, result) if judged.verdict == "fail" else {}),
         answer=Evidence(problem, result, judged, case=one.case.name, clauses=one.case.clauses),
     )
 

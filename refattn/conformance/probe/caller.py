@@ -13,6 +13,7 @@ from refattn.conformance.capture import captured
 from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.judge import Result
 from refattn.conformance.plain import rounded
+from refattn.conformance.targets.base import WorkerError
 from refattn.dtypes import COMPUTED
 
 # Sizes of most calls: two heads, so that heads can be mixed up, and a width whose default scale, 1/4, is exact.
@@ -31,11 +32,15 @@ class Raised(Exception):
     """The call raised something: the class of it, and its message in one line."""
 
     def __init__(self, fault: BaseException) -> None:
-        # A fault from another process says what was raised there.
-        self.kind = str(getattr(fault, "kind", "")) or type(fault).__name__
         text = " ".join(str(fault).split())
+        # A fault from another process says what was raised there; how such a process ended is no class of errors.
+        self.kind = fault.kind if isinstance(fault, WorkerError) else type(fault).__name__
         text = text if text.startswith(self.kind) else f"{self.kind}: {text}".rstrip(": ")
         super().__init__(f"{text[:LONGEST]}..." if len(text) > LONGEST else text)
+
+
+class Crashed(Raised):
+    """The call ended its process, or took more memory than it may."""
 
 
 class Unclear(Exception):
@@ -83,6 +88,10 @@ class Caller:
                 result: Result = self.target.call(problem)
         except Unsupported as refusal:
             raise NotOffered(str(refusal)) from refusal
+        except WorkerError as fault:
+            if fault.verdict == "timed out":  # slow is not wrong
+                raise Unclear(str(fault)) from fault
+            raise (Raised if fault.kind else Crashed)(fault) from fault
         except (Exception, SystemExit) as fault:  # whatever a target raises is a finding, exit included
             raise Raised(fault) from fault
         if not result.library:

@@ -15,8 +15,8 @@ AS_SPECIFIED, DEPARTS, NOT_OFFERED, NOT_DETERMINED = VERDICTS = (
     "not determined",
 )
 # What any probe may find, beside its own values.
-RAISES, OTHER = "raises", "other"
-ALWAYS = (RAISES, OTHER, NOT_OFFERED, NOT_DETERMINED)
+RAISES, CRASHES, OTHER = "raises", "crashes", "other"
+ALWAYS = (RAISES, CRASHES, OTHER, NOT_OFFERED, NOT_DETERMINED)
 
 
 class CardError(ValueError):

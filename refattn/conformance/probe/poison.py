@@ -33,7 +33,7 @@ def _ways(call: Caller) -> Iterator[tuple[str, dict[str, Any], int, slice]]:
     if not call.lacks("mask"):
         yield "a mask", {"shown": SHOWN[None, :]}, 2, slice(None)
     if not call.lacks("causal"):
-        yield "causal", {"causal": True}, 3, slice(0, 3)
+        yield "causal", {"causal": True, "literal": True}, 3, slice(0, 3)
 
 
 def _poisons(dtype: str) -> dict[str, float]:
@@ -48,7 +48,10 @@ def _leaks(call: Caller, name: str) -> Seen:
     changed, hidden = False, 0
     for way, options, key, rows in _ways(call):
         data = planted(RAW, call.dtype)
-        clean = call.weights(Problem(**data, **options))[..., rows, :]
+        try:
+            clean = call.weights(Problem(**data, **options))[..., rows, :]
+        except NotOffered:  # its causal rule is a mask
+            continue
         if np.any(clean[..., key] != 0):  # it hides something else
             continue
         hidden += 1
@@ -130,6 +133,28 @@ def visible_nan(call: Caller) -> str:
     return call.match(
         call.weights(Problem(**data)),
         {"NaN": math.nan, "counts as zero": softmax(zero), "hidden": softmax(hidden)},
+    )
+
+
+@PROBES.add(
+    "visible infinity in k",
+    "M20",
+    {
+        "NaN": "a visible key with an infinite component makes its rows NaN",
+        "by its sign": "a visible key with an infinite component is hidden where its logit is -inf, and else NaN",
+        "counts as zero": "a visible key with an infinite component counts as a key of zeros",
+    },
+)
+def visible_infinite_key(call: Caller) -> str:
+    """Two queries, one the opposite of the other, over two equal keys, the first component of the second being -inf,
+    v = identity: the weights."""
+    data = planted(np.zeros((2, 2)), call.dtype)
+    data["q"][..., 0], data["q"][..., 1] = 0.0, 0.0
+    data["q"][..., 0, 0], data["q"][..., 1, 0] = math.copysign(1, call.factor()), -math.copysign(1, call.factor())
+    data["k"][..., 1, 0] = -math.inf
+    return call.match(
+        call.weights(Problem(**data)),
+        {"NaN": math.nan, "by its sign": [[1.0, 0.0], [math.nan] * 2], "counts as zero": 0.5},
     )
 
 

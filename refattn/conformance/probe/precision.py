@@ -22,6 +22,7 @@ PROBES = Probes()
 LOW = ("bfloat16", "float16")
 # Largest t that is tried: products and sums stay below the largest number of the dtype.
 TRIED = {"bfloat16": 30, "float16": 14, "float32": 30, "float64": 60}
+SIGNIFICAND = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 # Fewest bits that count as the precision of a dtype: a unit in the last place or two may go in folding the scale.
 ENOUGH = {"float32": 20, "float64": 48}
 TF32 = range(9, 13)
@@ -105,13 +106,24 @@ def output_sum_bits(call: Caller, dtype: str) -> int:
     return _surviving(np.all(np.abs(output - 0.25) < 0.125, axis=-1), output)
 
 
+def weight_bits(call: Caller, dtype: str) -> int:
+    """Bits of the softmax: three equal keys weigh 1/3, and for keys with the raw scores 0, 4 and 8 w1^2 is w0 w2."""
+    _factor(call, dtype)
+    equal, ramp = (
+        call.weights(Problem(**planted(np.asarray([raw]), dtype)))[0, 0, 0] for raw in ([0.0] * 3, [0.0, 4.0, 8.0])
+    )
+    error = max(np.max(np.abs(3 * equal - 1)), abs(ramp[1] ** 2 / (ramp[0] * ramp[2]) - 1))
+    if not np.isfinite(error):
+        raise Unclear("the weights are no numbers")
+    return SIGNIFICAND[dtype] if error == 0 else min(SIGNIFICAND[dtype], int(-math.log2(error)))
+
+
 STORED = {"float32": "in float32 or better", "storage type": "in the storage type"}
 
 
 def _stored(bits: int, dtype: str) -> Seen:
     """Whether so many bits are those of float32 or of a dtype of 16 bits."""
-    own = {"bfloat16": 8, "float16": 11}[dtype]
-    if bits <= own:
+    if bits <= SIGNIFICAND[dtype]:
         return Seen("storage type", f"in {dtype}: {bits} bits")
     enough = bits >= min(ENOUGH["float32"], TRIED[dtype])
     return Seen("float32" if enough else "other", f"{'at least ' * (bits == TRIED[dtype])}{bits} bits in {dtype}")
@@ -170,6 +182,7 @@ def _weakest(call: Caller, dtype: str) -> tuple[str, dict[str, int]]:
         "logits": lambda: score_bits(call, dtype, inputs=False),
         "sums of scores": lambda: score_sum_bits(call, dtype),
         "sums of the output": lambda: output_sum_bits(call, dtype),
+        "weights": lambda: weight_bits(call, dtype),
     }
     bits = {name: step() for name, step in steps.items()}
     return ", ".join(f"{name} {count}" for name, count in bits.items()), bits
@@ -184,11 +197,13 @@ def _weakest(call: Caller, dtype: str) -> tuple[str, dict[str, int]]:
         "bfloat16-like products": "inputs of products are cut to 8 bits or fewer",
         "logits of few bits": "logits are stored in fewer bits than float32 has",
         "short sums": "sums are accumulated in fewer bits than float32 has",
+        "weights of few bits": "the weights have fewer bits than float32 has",
     },
 )
 def precision_of_float32(call: Caller) -> Seen:
     """In float32: the calls of "sums of scores", "stored scores" and "sums of the output", and q = 2^t over the keys 1
-    and 1 + 2^-t: up to which t each shows its 1."""
+    and 1 + 2^-t: up to which t each shows its 1. Weights of three keys, equal, and with the raw scores 0, 4 and 8: how
+    near the former are to 1/3, and the square of the middle one to the product of the others."""
     words, bits = _weakest(call, "float32")
     words, enough = f"bits that survive: {words}", ENOUGH["float32"]
     if bits["logits"] < enough:
@@ -198,6 +213,8 @@ def precision_of_float32(call: Caller) -> Seen:
     if bits["products"] < enough:
         kind = "tf32-like products" if bits["products"] in TF32 else "bfloat16-like products"
         return Seen(kind if bits["products"] < TF32.stop else "other", words)
+    if bits["weights"] < enough:
+        return Seen("weights of few bits", words)
     return Seen("float32", words)
 
 
@@ -210,7 +227,7 @@ def precision_of_float32(call: Caller) -> Seen:
     },
 )
 def precision_of_float64(call: Caller) -> Seen:
-    """In float64: the calls of "precision of float32": up to which t each shows its 1."""
+    """In float64: the calls of "precision of float32": how many bits survive in each."""
     words, bits = _weakest(call, "float64")
     words, least = f"bits that survive: {words}", min(bits.values())
     return Seen("float64" if least >= ENOUGH["float64"] else "float32" if 20 <= least <= 30 else "other", words)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from refattn.conformance.probe.caller import Caller, Look, NotOffered, Raised, Seen, Unclear
+from refattn.conformance.probe.caller import Caller, Crashed, Look, NotOffered, Raised, Seen, Unclear
 from refattn.conformance.probe.card import (
     ALWAYS,
     AS_SPECIFIED,
+    CRASHES,
     DEPARTS,
     NOT_DETERMINED,
     NOT_OFFERED,
@@ -45,6 +46,8 @@ class Probe:
             return self._finding(NOT_OFFERED, str(refusal), NOT_OFFERED)
         except Unclear as reason:
             return self._finding(NOT_DETERMINED, str(reason), NOT_DETERMINED)
+        except Crashed as fault:
+            return self._finding(CRASHES, str(fault), DEPARTS)
         except Raised as fault:
             return self._finding(RAISES, f"raises {fault}", AS_SPECIFIED if RAISES in self.specified else DEPARTS)
         found, words = seen if isinstance(seen, Seen) else (seen, "")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from refattn.conformance.case import Problem
-from refattn.conformance.probe.caller import Caller, NotOffered, Seen, planted, softmax
+from refattn.conformance.probe.caller import Caller, NotOffered, Seen, blank, planted, softmax
 from refattn.conformance.probe.probes import Probes
 
 PROBES = Probes()
@@ -138,19 +138,26 @@ def keys_of_zeros(call: Caller) -> str:
     {
         "its row alone": "a NaN in a query makes its own row NaN, and no other",
         "zeros in its row": "a NaN in a query makes its own row zeros, as if it saw no key",
+        "zeros with causal": "a NaN in a query gives zeros where causal hides keys from its row, and NaN elsewhere",
         "other rows too": "a NaN in a query spoils other rows",
     },
 )
 def query_of_nan(call: Caller) -> str:
     """Two queries over three keys with planted scores, v = identity, and the same with NaN in the first query: the
-    weights of both rows."""
+    weights of both rows. Again with three queries whose scores are 0, causal."""
     data = planted(RAW, call.dtype)
     clean = call.weights(Problem(**data))[..., 1, :]
     data["q"][..., 0, 0] = math.nan
     weights = call.weights(Problem(**data))
     if not call.close(weights[..., 1, :], clean):
         return "other rows too"
-    return call.match(weights[..., 0, :], {"its row alone": math.nan, "zeros in its row": 0.0})
+    found = call.match(weights[..., 0, :], {"its row alone": math.nan, "zeros in its row": 0.0})
+    if found == "its row alone" and not call.lacks("causal"):
+        data = blank(3, 3, call.dtype)
+        data["q"][..., 0, 0] = math.nan
+        row = call.weights(Problem(**data, causal=True))[..., 0, :]
+        return call.match(row, {"its row alone": math.nan, "zeros with causal": 0.0})
+    return found
 
 
 @PROBES.add(

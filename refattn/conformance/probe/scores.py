@@ -13,8 +13,8 @@ from refattn.conformance.probe.caller import Caller, NotOffered, Raised, Seen, U
 from refattn.conformance.probe.probes import Probes
 
 PROBES = Probes()
-# (d_k, heads, d_v); the last may be refused.
-SIZES = ((16, 2, 16), (4, 2, 4), (16, 4, 16), (16, 2, 4))
+# (d_k, heads, d_v); the last may be refused. Some implementations have multiples of 8 alone.
+SIZES = ((16, 2, 16), (8, 2, 8), (16, 4, 16), (16, 2, 4))
 SCALES = (0.25, -0.5, 0.0)
 CAP = 2.0
 
@@ -34,7 +34,7 @@ CAP = 2.0
 )
 def default_scale(call: Caller) -> Seen | str:
     """One query and two keys with the raw scores 0 and 2, v = identity, no scale, with (d_k, H, d_v) of (16, 2, 16),
-    (4, 2, 4), (16, 4, 16) and (16, 2, 4): half the logarithm of the ratio of the two weights."""
+    (8, 2, 8), (16, 4, 16) and (16, 2, 4): half the logarithm of the ratio of the two weights."""
     measured: list[tuple[tuple[int, int, int], float]] = []
     for d_k, heads, d_v in SIZES:
         try:
@@ -82,11 +82,11 @@ def scale_option(call: Caller) -> Seen | str:
     logarithm of the ratio of the two weights. All again with four queries and keys whose scores are 0, causal."""
     if reason := call.lacks("scale"):
         raise NotOffered(reason)
-    # At 4 the default scale is 1/2, unlike any of these.
-    default, found = call.factor(4), []
+    # The default scale at this width is none of these.
+    default, found = call.factor(8), []
     for scale in SCALES:
         try:
-            found.append(call.ratio(4, scale=scale))
+            found.append(call.ratio(8, scale=scale))
         except Raised as refusal:
             return Seen("some refused", f"scale={scale:g} {refusal}")
     if call.close(found, SCALES) and not call.lacks("scale", "causal"):
@@ -253,6 +253,26 @@ def bias_of_minus_infinity(call: Caller) -> str:
             "a large number": [first, softmax(x)],
             "ignored": [softmax(x)] * 2,
         },
+    )
+
+
+@PROBES.add(
+    "bias of +inf",
+    "P7",
+    {
+        "NaN": "a logit of +inf makes its row NaN",
+        "a large number": "a logit of +inf counts as a large finite one, and takes all the weight",
+    },
+)
+def bias_of_infinity(call: Caller) -> str:
+    """One query and three keys with the raw scores 0, 4 and 8, v = identity, a bias of +inf at the first key: the
+    weights."""
+    if reason := call.lacks("bias"):
+        raise NotOffered(reason)
+    summand = np.asarray([[np.inf, 0.0, 0.0]])
+    return call.match(
+        call.weights(Problem(**planted(np.asarray([[0.0, 4.0, 8.0]]), call.dtype), bias=summand)),
+        {"NaN": math.nan, "a large number": [1.0, 0.0, 0.0]},
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from refattn.arrays import Array
 from refattn.conformance.case import LAYOUTS, Problem
 from refattn.conformance.plain import Draw
-from refattn.conformance.probe.caller import HEADS, WIDTH, Caller, NotOffered, Raised, Seen, blank, planted
+from refattn.conformance.probe.caller import HEADS, WIDTH, Caller, Crashed, NotOffered, Raised, Seen, blank, planted
 from refattn.conformance.probe.probes import Probes
 
 PROBES = Probes()
@@ -79,34 +79,46 @@ def rank_two(call: Caller) -> Seen | str:
         "all accepted": "no queries, keys, batch entries, widths: all give what they must",
         "some refused": "some sizes of zero are refused",
         "some wrong": "some sizes of zero give something wrong",
+        "some crash": "some sizes of zero end the process",
     },
 )
 def sizes_of_zero(call: Caller) -> Seen:
-    """v of ones, and in turn no queries, no keys, no batch entries, d_k = 0 and d_v = 0: the output, of the shape that
-    q and v give, 0 for rows over no keys and 1 otherwise."""
-    refused, wrong = [], []
+    """v of ones, and in turn no queries, no keys, no batch entries, d_k = 0, d_v = 0 and both: the output, of the shape
+    that q and v give, 0 for rows over no keys and 1 otherwise."""
+    found: dict[str, list[str]] = {"some crash": [], "some wrong": [], "some refused": []}
+    asked, not_asked = [], []
     for name, (batch, q_len, k_len, d_k, d_v) in {
         "Lq = 0": (1, 0, 3, WIDTH, WIDTH),
         "Lk = 0": (1, 3, 0, WIDTH, WIDTH),
         "batch = 0": (0, 3, 3, WIDTH, WIDTH),
         "d_k = 0": (1, 3, 3, 0, WIDTH),
         "d_v = 0": (1, 3, 3, WIDTH, 0),
+        "d_k = d_v = 0": (1, 3, 3, 0, 0),
     }.items():
         q, k = np.zeros((batch, HEADS, q_len, d_k)), np.zeros((batch, HEADS, k_len, d_k))
         problem = Problem(q=q, k=k, v=np.ones((batch, HEADS, k_len, d_v)), dtype=call.dtype)
         try:
             output = call.result(problem).output
-        except (NotOffered, Raised) as refusal:
-            refused.append(f"{name} ({refusal})")
+        except NotOffered:
+            not_asked.append(name)
             continue
-        if output.shape != (batch, HEADS, q_len, d_v):
-            wrong.append(f"{name} gives shape {output.shape}")
-        elif not call.close(output, float(k_len > 0)):
-            wrong.append(f"{name} gives {output.ravel()[0]:.6g}")
-    if wrong or refused:
-        words = [f"wrong: {'; '.join(wrong)}"] * bool(wrong) + [f"refused: {'; '.join(refused)}"] * bool(refused)
-        return Seen("some wrong" if wrong else "some refused", "; ".join(words))
-    return Seen("all accepted")
+        except Crashed as fault:
+            found["some crash"].append(f"{name} ({fault})")
+        except Raised as refusal:
+            found["some refused"].append(f"{name} ({refusal})")
+        else:
+            if output.shape != (batch, HEADS, q_len, d_v):
+                found["some wrong"].append(f"{name} gives shape {output.shape}")
+            elif not call.close(output, float(k_len > 0)):
+                found["some wrong"].append(f"{name} gives {output.ravel()[0]:.6g}")
+        asked.append(name)
+    if not asked:
+        raise NotOffered("it cannot be asked for sizes of zero")
+    words = "; ".join(f"{kind.partition(' ')[2]}: {', '.join(ones)}" for kind, ones in found.items() if ones)
+    words = words or f"{', '.join(asked)} give what they must; it cannot be asked for {', '.join(not_asked)}" * bool(
+        not_asked
+    )
+    return Seen(next((kind for kind, ones in found.items() if ones), "all accepted"), words)
 
 
 @PROBES.add(
@@ -124,19 +136,25 @@ def strides(call: Caller) -> Seen | str:
     draw = Draw(call.dtype, np.random.default_rng(7))
     problem = Problem(**draw.qkv(5, 6, batch=(1,), d_k=WIDTH))
     expected, alike = call.output(problem), _one_head(problem)
-    expanded, refused, wrong = call.output(alike), [], []
+    expanded, refused, wrong, not_taken = call.output(alike), [], [], []
     for layout in LAYOUTS[1:]:
         same_heads = layout == "expanded"
         try:
             output = call.output(replace(alike if same_heads else problem, layout=layout))
-        except (NotOffered, Raised) as refusal:
+        except NotOffered:
+            not_taken.append(layout)
+            continue
+        except Raised as refusal:
             refused.append(f"{layout} ({refusal})")
             continue
         if not call.close(output, expanded if same_heads else expected):
             wrong.append(layout)
     if wrong:
         return Seen("ignored", f"wrong where arrays are {', '.join(wrong)}")
-    return Seen("some refused", f"refused: {'; '.join(refused)}") if refused else "honoured"
+    if refused:
+        return Seen("some refused", f"refused: {'; '.join(refused)}")
+    words = f"views give what copies give, but for arrays that are {' or '.join(not_taken)}, which it does not take"
+    return Seen("honoured", words if not_taken else "")
 
 
 def _one_head(problem: Problem) -> Problem:
@@ -152,6 +170,7 @@ def _one_head(problem: Problem) -> Problem:
         "that of q": "the output has the dtype of q",
         "float32": "the output is always float32",
         "float64": "always float64",
+        "float32 for float64": "the output is float32 for float64, and has the dtype of q otherwise",
     },
 )
 def dtype_of_result(call: Caller) -> Seen | str:
@@ -159,6 +178,9 @@ def dtype_of_result(call: Caller) -> Seen | str:
     found = {dtype: call.result(Problem(**blank(1, 2, dtype))).dtype for dtype in call.dtypes}
     if all(asked == got for asked, got in found.items()):
         return "that of q"
-    words = ", ".join(f"{got} for {asked}" for asked, got in found.items() if got != asked)
+    other = {asked: got for asked, got in found.items() if got != asked}
+    if other == {"float64": "float32"} and len(found) > 2:
+        return "float32 for float64"
+    words = ", ".join(f"{got} for {asked}" for asked, got in other.items())
     kinds = set(found.values())
     return Seen(kinds.pop() if kinds in ({"float32"}, {"float64"}) else "other", f"it is {words}")

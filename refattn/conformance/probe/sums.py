@@ -147,6 +147,22 @@ def of_an_empty_row(call: Caller) -> Seen | str:
 
 
 @PROBES.add(
+    "log-sum-exp of a logit of +inf",
+    "P4",
+    {"NaN": "NaN, as the row is", "+inf": "+inf, where the row is NaN", "finite": "a finite number"},
+)
+def of_infinity(call: Caller) -> Seen | str:
+    """The call of "log-sum-exp" with a bias of +inf at the first key: the log-sum-exp."""
+    if reason := call.lacks("bias"):
+        raise NotOffered(reason)
+    bias = np.asarray([[np.inf, 0.0, 0.0]] * 3)
+    lse = call.lse(Problem(**planted(ROWS, call.dtype), bias=bias, asks=LSE))
+    if np.all(np.isfinite(lse)):
+        return Seen("finite", f"{float(lse.ravel()[0]):.6g} instead of NaN")
+    return call.match(lse, {"NaN": math.nan, "+inf": np.inf})
+
+
+@PROBES.add(
     "log-sum-exp and sinks",
     "P4",
     {"with the sink": "the log-sum-exp includes the sink", "without the sink": "the log-sum-exp leaves out the sink"},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from refattn import masks
@@ -32,12 +30,12 @@ LEFT, RIGHT = 3, 1
     },
 )
 def mask(call: Caller) -> str:
-    """All scores 0, v = identity, Lq = 4, Lk = 6, and a boolean mask that shows and hides keys of each row: the
-    weights."""
+    """All scores 0, v = identity, Lq = 4, Lk = 6, and a boolean mask that shows and hides keys of each row, handed over
+    as it is: the weights."""
     if reason := call.lacks("mask"):
         raise NotOffered(reason)
     return call.match(
-        call.weights(Problem(**blank(4, 6, call.dtype), shown=PAIRS)),
+        call.weights(Problem(**blank(4, 6, call.dtype), shown=PAIRS, literal=True)),
         {
             "True is visible": uniform(PAIRS),
             "True is hidden": uniform(~PAIRS),
@@ -117,7 +115,7 @@ def causal(call: Caller) -> str:
     size = 6
     return _pattern(
         call,
-        call.weights(Problem(**blank(size, size, call.dtype), causal=True)),
+        call.weights(Problem(**blank(size, size, call.dtype), causal=True, literal=True)),
         {
             "keys up to its own": _lower(size),
             "hides itself": _lower(size, -1),
@@ -138,17 +136,29 @@ def causal(call: Caller) -> str:
     },
     specified=("raises",),
 )
-def causal_alignment(call: Caller) -> str:
-    """All scores 0, v = identity, causal without q_start, Lq = 3 and Lk = 8, then Lq = 8 and Lk = 3: the weights, of
-    rows that see a key."""
+def causal_alignment(call: Caller) -> Seen | str:
+    """All scores 0, v = identity, causal without q_start, Lq = 3 and Lk = 8, then Lq = 8 and Lk = 3 if that is offered:
+    the weights, of rows that see a key."""
     if reason := call.lacks("causal"):
         raise NotOffered(reason)
-    found = {_aligned(call, q_len, k_len) for q_len, k_len in ((Q_LEN, K_LEN), (K_LEN, Q_LEN))}
-    return found.pop() if len(found) == 1 else "other"
+    found, seen = set[str](), list[str]()
+    for q_len, k_len in ((Q_LEN, K_LEN), (K_LEN, Q_LEN)):
+        try:
+            weights = call.weights(Problem(**blank(q_len, k_len, call.dtype), causal=True, literal=True))
+        except NotOffered:
+            if not found:
+                raise
+            continue
+        found.add(_aligned(call, weights, q_len, k_len))
+        counts = np.count_nonzero(weights.reshape(-1, q_len, weights.shape[-1])[0], axis=-1)
+        seen.append(f"{', '.join(map(str, counts))} of {k_len} keys")
+    if len(found) == 1 and "other" not in found:
+        (name,) = found
+        return name if len(seen) > 1 else Seen(name, f"{name} with Lq < Lk; Lq > Lk is not offered")
+    return Seen("other", f"with Lq != Lk and no q_start, queries see {'; and '.join(seen)}")
 
 
-def _aligned(call: Caller, q_len: int, k_len: int) -> str:
-    weights = call.weights(Problem(**blank(q_len, k_len, call.dtype), causal=True, literal=True))
+def _aligned(call: Caller, weights: Array, q_len: int, k_len: int) -> str:
     readings = {
         "top-left": causal_pairs(q_len, k_len),
         "bottom-right": causal_pairs(q_len, k_len, k_len - q_len),
@@ -246,24 +256,22 @@ def mask_with_causal(call: Caller) -> str:
     },
 )
 def window(call: Caller) -> Seen | str:
-    """All scores 0, v = identity, Lq = Lk = 8, window(3, 1), which the target must ask for as such: the weights."""
-    size, asked = K_LEN, []
-
-    def lazy(_: Any) -> Any:
-        asked.append(True)
-        return masks.window(LEFT, RIGHT)
-
+    """All scores 0, v = identity, Lq = Lk = 8, and a parameter for windows that is asked for left = 3 and right = 1, or
+    right = 0 where it has no right side: the weights."""
     if reason := call.lacks("mask"):
         raise NotOffered(reason)
-    weights = call.weights(Problem(**blank(size, size, call.dtype), mask=lazy, shown=_band(size, LEFT, RIGHT)))
-    if not asked:
-        raise NotOffered("it is given windows as boolean masks")
+    size, right = K_LEN, RIGHT
+    try:
+        weights = call.weights(_windowed(call, right))
+    except NotOffered:
+        right = 0
+        weights = call.weights(_windowed(call, right))
     readings = {
-        "left + 1 + right keys": _band(size, LEFT, RIGHT),
-        "one more on the left": _band(size, LEFT + 1, RIGHT),
-        "one less on the left": _band(size, LEFT - 1, RIGHT),
-        "one more on the right": _band(size, LEFT, RIGHT + 1),
-        "one less on the right": _band(size, LEFT, RIGHT - 1),
+        "left + 1 + right keys": _band(size, LEFT, right),
+        "one more on the left": _band(size, LEFT + 1, right),
+        "one less on the left": _band(size, LEFT - 1, right),
+        "one more on the right": _band(size, LEFT, right + 1),
+        "one less on the right": _band(size, LEFT, right - 1),
         "symmetric": _band(size, LEFT, LEFT),
     }
     found = _pattern(call, weights, readings)
@@ -271,6 +279,16 @@ def window(call: Caller) -> Seen | str:
         row = weights.reshape(-1, size, size)[0, size // 2] > 0
         return Seen(found, f"query {size // 2} sees the keys {', '.join(map(str, np.nonzero(row)[0]))}")
     return found
+
+
+def _windowed(call: Caller, right: int) -> Problem:
+    return Problem(
+        **blank(K_LEN, K_LEN, call.dtype),
+        mask=lambda _: masks.window(LEFT, right),
+        shown=_band(K_LEN, LEFT, right),
+        window=(LEFT, right),
+        literal=True,
+    )
 
 
 def _band(size: int, left: int, right: int) -> Array:

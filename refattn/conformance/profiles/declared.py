@@ -6,11 +6,15 @@ import contextlib
 import itertools
 from dataclasses import replace
 
+from refattn.conformance.departures import in_float32
 from refattn.conformance.diagnosis import Evidence
 from refattn.conformance.diagnosis.hypotheses import Hypothesis, of_fault
 from refattn.conformance.diagnosis.single import fits, wide
-from refattn.conformance.judge import LOW, side_effects
+from refattn.conformance.judge import LOW, judge, side_effects
 from refattn.conformance.profiles.profile import Profile
+
+# Declared, they hold results in float64 to the bound of float32: each with the dtype that such a result has.
+NARROW = {"float64 in float32": "float64", "float64 becomes float32": "float32"}
 
 
 class Declared:
@@ -20,6 +24,7 @@ class Declared:
         self.profile = profile
         self._hypotheses: list[Hypothesis] = []
         faults = [replace(fault, lse=True) for fault in profile.faults if not fault.patches]
+        self._narrow = {fault.name: NARROW[fault.name] for fault in faults if fault.name in NARROW}
         # Single ones, pairs, and all at once.
         for count in sorted({1, 2, len(faults)} - {0}):
             for some in itertools.combinations(faults, count):
@@ -35,4 +40,21 @@ class Declared:
         if side_effects(result) or not result.library:
             return ()
         allowed = (evidence, wide(evidence)) if evidence.problem.dtype in LOW else (evidence,)
+        return self._reproduced(*allowed) or self._in_float32(evidence)
+
+    def _reproduced(self, *allowed: Evidence) -> tuple[str, ...]:
         return next((one.names for one in self._hypotheses if any(fits(one, some) for some in allowed)), ())
+
+    def _in_float32(self, evidence: Evidence) -> tuple[str, ...]:
+        """The same of a result in float64 that was computed in float32, if that is declared: by float32's bound."""
+        problem, result = evidence.problem, evidence.result
+        names = [name for name, dtype in self._narrow.items() if dtype == result.dtype and problem.dtype == "float64"]
+        if not names:
+            return ()
+        for asked, came in in_float32(problem, result):
+            judged = judge(asked, came)
+            if judged.verdict != "fail":
+                return tuple(names)
+            if others := self._reproduced(Evidence(asked, came, judged)):
+                return (*others, *names)
+        return ()

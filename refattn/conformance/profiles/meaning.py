@@ -24,6 +24,37 @@ def _hidden_before_scale(run: Any, x: Array, seen: Array) -> Array:
     return run.xp.where(seen, x, float("nan")) if _turned(run) else Plain.hidden(run, x, seen)
 
 
+def _nan_below_zero(run: Any, x: Array) -> Array:
+    """The square root of the scale multiplies queries and keys."""
+    return run.stored(x * (float("nan") if run.factor() < 0 else run.factor()))
+
+
+def _plain_scores(run: Any) -> Array:
+    """Whatever arithmetic makes of an infinite key."""
+    return run.stored(run.products(run.q, run.k))
+
+
+def _infinite_log_sum(run: Any, total: Array, peak: Array) -> Array:
+    return run.xp.where(peak == float("inf"), peak, Plain.log_sum(run, total, peak))
+
+
+def _zeros_for_nan_with_causal(run: Any, output: Array, seen: Array) -> Array:
+    """Where causal hides keys from a row, a NaN logit of the last key that it sees makes it 0."""
+    if run.causal and run.mask is None and run.bias is None:
+        queries, keys = (run.xp.any(run.xp.isnan(x), axis=-1) for x in (run.q, run.k))
+        last = seen[..., :-1] & ~seen[..., 1:]
+        hidden = run.xp.any(last, axis=-1, keepdims=True)
+        own = run.xp.any(last & keys[..., None, :-1], axis=-1, keepdims=True)
+        output = run.xp.where(hidden & (queries[..., None] | own), 0.0, output)
+    return Plain.output(run, output, seen)
+
+
+def _in_float32(run: Any, output: Array, seen: Array) -> Array:
+    """The output of Plain, in float32 where it would be float64."""
+    output = Plain.output(run, output, seen)
+    return run.xp.astype(output, run.xp.float32) if output.dtype == run.xp.float64 else output
+
+
 def _zeros_for_nan(run: Any, output: Array, seen: Array) -> Array:
     broken = run.xp.any(run.xp.isnan(run.q), axis=-1)[..., None]
     return Plain.output(run, run.xp.where(broken, 0.0, output), seen)
@@ -40,6 +71,28 @@ OWN = {
             steps={"hidden": _hidden_before_scale},
         ),
         Fault(name="row of a NaN query is 0", clause="M21", kind="NaN leak", steps={"output": _zeros_for_nan}),
+        Fault(
+            name="row of a NaN query is 0 with causal",
+            clause="M21",
+            kind="NaN leak",
+            steps={"output": _zeros_for_nan_with_causal},
+        ),
+        Fault(name="infinite keys count by their sign", clause="M20", kind="NaN leak", steps={"scores": _plain_scores}),
+        Fault(
+            name="log-sum-exp of a logit of +inf is +inf",
+            clause="P4",
+            kind="LSE merge",
+            lse=True,
+            steps={"log_sum": _infinite_log_sum},
+        ),
+        Fault(name="scale below 0 gives NaN", clause="S2", kind="scaling", steps={"scaled": _nan_below_zero}),
+        Fault(
+            name="float64 becomes float32",
+            clause="A4",
+            kind="dtype-precision",
+            dtypes=("float64",),
+            steps={"output": _in_float32},
+        ),
     )
 }
 _LEAKS = ("NaN and infinity leak", "NaN leaks", "infinity leaks")
@@ -53,6 +106,7 @@ MEANING: dict[tuple[str, str], tuple[str, ...]] = {
     ("scale option", "squared"): ("scale is squared",),
     ("scale option", "sign lost"): ("sign of the scale is lost",),
     ("scale option", "zero means default"): ("scale of zero means default",),
+    ("scale option", "NaN below zero"): ("scale below 0 gives NaN",),
     ("scale option", "NaN with causal"): ("scale of 0 or less gives NaN with causal",),
     ("soft cap", "before the scale"): ("cap before scale",),
     ("soft cap", "ignored"): ("cap is ignored",),
@@ -97,6 +151,7 @@ MEANING: dict[tuple[str, str], tuple[str, ...]] = {
     ("low logits", "NaN"): ("maximum starts at 0",),
     ("keys of zeros", "hidden"): ("keys of zeros are padding",),
     ("query of NaN", "zeros in its row"): ("row of a NaN query is 0",),
+    ("query of NaN", "zeros with causal"): ("row of a NaN query is 0 with causal",),
     ("query of NaN", "other rows too"): ("one maximum for all rows",),
     ("sinks", "ignored"): ("sinks are ignored",),
     ("sinks", "scaled"): ("sinks are scaled",),
@@ -117,11 +172,15 @@ MEANING: dict[tuple[str, str], tuple[str, ...]] = {
     **{("hidden keys", leak): ("poison leaks from k",) for leak in _LEAKS},
     **{("hidden biases", leak): ("poison leaks from the bias",) for leak in _LEAKS},
     ("visible NaN in k", "counts as zero"): ("visible NaN keys count as zero",),
+    ("visible infinity in k", "by its sign"): ("infinite keys count by their sign",),
+    ("bias of +inf", "a large number"): ("infinite logits are clamped",),
+    ("log-sum-exp of a logit of +inf", "+inf"): ("log-sum-exp of a logit of +inf is +inf",),
     ("visible infinity in v", "NaN where the weight is 0"): ("poison leaks from v",),
     ("visible infinity in v", "counts as zero"): ("visible infinite values count as zero",),
     ("axes of the output", "scrambled"): ("tokens before heads",),
     ("values of another width", "as wide as q"): ("output as wide as q",),
     ("dtype of the result", "float32"): ("result in float32",),
+    ("dtype of the result", "float32 for float64"): ("float64 becomes float32",),
     ("precision of float64", "float32"): ("float64 in float32",),
     ("precision of float32", "tf32-like products"): ("products of truncated inputs",),
     ("precision of float32", "logits of few bits"): ("softmax in half precision",),

@@ -12,6 +12,9 @@ from refattn.conformance.probe.card import Card, CardError, Finding
 from refattn.conformance.profiles.meaning import faults_of
 
 FOLDER = Path(__file__).parent
+# What a probe asks about by the options of these names alone. `refattn check` says it in other ways where a calling
+# convention differs, so that none of these departures explains a result of an implementation that it calls by name.
+LITERAL = ("mask", "mask of rank 3", "causal alignment", "mask with causal", "window")
 # A card is a few ten thousand bytes.
 LARGEST_FILE = 1 << 20
 
@@ -42,7 +45,9 @@ class Profile:
     def _shown(self) -> tuple[Finding, ...]:
         """The departures that a case can show: where q_start is honoured, none depends on an alignment of one's own."""
         honoured = any(one.name == "q_start" and one.found == "honoured" for one in self.card.findings)
-        return tuple(one for one in self.departures if not (honoured and one.name == "causal alignment"))
+        by_name = ":" not in self.card.target
+        hidden = LITERAL if by_name else ("causal alignment",) if honoured else ()
+        return tuple(one for one in self.departures if one.name not in hidden)
 
 
 def names() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from refattn.clauses import clause
 from refattn.conformance.alignment import note_on
-from refattn.conformance.headline import is_plainest, most_telling
+from refattn.conformance.headline import explains_much, is_plainest, most_telling
 from refattn.conformance.records import BROKEN, OWN_FUNCTIONS, VERDICTS, Record, Report
 from refattn.conformance.table import print_table
 from refattn.dtypes import COMPUTED
@@ -64,16 +64,22 @@ def print_report(report: Report, labels: frozenset[str] | None = None, command: 
         print(f"\n{explain(first)}")
         _print_others(report, first)
         if report.diagnosis:
+            likely = "\nmost likely: " if explains_much(report.diagnosis) else "\nin part: "
             for number, sentence in enumerate(report.diagnosis["sentences"]):
-                print(_wrapped(sentence, "then: " if number else "\nmost likely: "))
+                print(_wrapped(sentence, "then: " if number else likely))
         print(f"\ndetails: {command or f'refattn check {report.target}'} --case {first.case}")
     print("\n" + _wrapped(verdict_line(report)))
 
 
 def print_cases(report: Report) -> None:
-    """Every record in full, with the target's own traceback, and the verdict."""
+    """Every record in full, with the target's own traceback, and the verdict; what comes in several dtypes once."""
+    told: dict[tuple[str, str, str], str] = {}
     for record in report.records:
         failure = "Failure" if record.verdict in BROKEN else "No verdict"
+        first = told.setdefault((record.case, record.verdict, record.message), record.dtype)
+        if record.verdict != "pass" and first != record.dtype:
+            print(_wrapped(f"{failure}: {record.case} in {record.dtype}, the same as in {first}") + "\n")
+            continue
         print(_passed(record) if record.verdict == "pass" else f"{explain(record, failure)}\n")
         if record.trace:
             print(f"{record.trace}\n")

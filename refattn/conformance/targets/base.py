@@ -340,7 +340,7 @@ class ArrayTarget:
             head = self.array(host[..., :1, :, :], problem.dtype)
             return self.expanded(head, host.shape)
         if problem.layout == "reversed":  # tokens backwards, with a negative stride where the library has such views
-            turned = self.array(np.ascontiguousarray(host[..., ::-1, :]), problem.dtype)
+            turned = self.array(host[..., ::-1, :].copy(), problem.dtype)
             return self.flipped(turned)
         return self.array(host, problem.dtype)
 

@@ -89,6 +89,8 @@ class ConventionTarget(ArrayTarget):
             raise Unsupported(f"{self.name} needs the elements of a head's vector side by side in memory")
         if convention.equal_widths and problem.q.shape[-1] != problem.v.shape[-1]:
             raise Unsupported(f"{self.name} cannot express d_v = {problem.v.shape[-1]} with d_k = {q.shape[-1]}")
+        if problem.literal and problem.window is not None and convention.window is None:
+            raise Unsupported(f"{self.name} has no windows of its own")
         parts = Parts.of(problem)
         q, k, v = (self._with_one_batch_axis(x, parts) for x in (q, k, v))
         (q, k, v), scale = self._widened(problem, q, k, v)

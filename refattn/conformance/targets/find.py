@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from pathlib import Path
 
 from refattn.conformance.targets.base import ArrayTarget, TargetError
 from refattn.conformance.targets.names import NAMES
@@ -87,6 +88,8 @@ def _public(name: str) -> ArrayTarget:
 
 def _unknown(name: str, backends: tuple[str, ...] | list[str]) -> str:
     """What there is instead: close matches first, all names if there are none."""
+    if name.endswith(".py") or Path(f"{name}.py").is_file():
+        return f"no target {name!r}; name a function of your module too, {name}:FUNCTION"
     own = [PREFIX + one for one in backends]
     near = difflib.get_close_matches(name, [*NAMES, *ON_NVIDIA, *own], n=4, cutoff=0.6)
     if near:

@@ -12,6 +12,7 @@ backward(q, k, v, grad_output, **options), which returns those of q, k, v [, bia
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -115,6 +116,8 @@ class FunctionTarget(ArrayTarget):
     def _options(self, problem: Problem) -> dict[str, Any]:
         """The options that the problem uses."""
         options: dict[str, Any] = {}
+        if problem.literal and problem.window is not None:
+            raise Unsupported(f"{self.name} is given windows as boolean masks")
         if problem.causal:
             options["causal"] = True
         if problem.shown is not None:
@@ -176,7 +179,10 @@ def load_function(name: str) -> Callable[..., Any]:
         raise TargetError(f"importing {where} failed: {type(fault).__name__}: {fault}{searched}") from fault
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise TargetError(f"{where} has no {attribute!r}")
+            own = [one for one, x in vars(found).items() if callable(x) and not one.startswith("_")]
+            near = difflib.get_close_matches(part, own, n=3, cutoff=0.3)
+            there = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise TargetError(f"{where} has no {attribute!r}{there}")
         found = getattr(found, part)
     if not callable(found):
         raise TargetError(f"{name} is {in_words(found)}, not a function")

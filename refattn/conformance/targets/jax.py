@@ -17,6 +17,7 @@ class JaxTarget(Rank4Target):
     corner = "top-left"
     own_value_width = False
     causal_with_mask = mask_with_bias = True
+    windows = "both"
 
     def __init__(self, name: str = "jax") -> None:
         super().__init__(library_backend("jax"))
@@ -29,7 +30,9 @@ class JaxTarget(Rank4Target):
         self.refuse(problem)
         own = self.own_causal(problem)
         options: dict[str, Any] = {"scale": problem.scale, "is_causal": own}
-        if problem.shown is not None or (problem.causal and not own):
+        if problem.literal and problem.window is not None:
+            options["local_window_size"] = problem.window
+        elif problem.shown is not None or (problem.causal and not own):
             options["mask"] = self.boolean(problem, causal=not own)
         if problem.bias is not None:
             options["bias"] = self.array(self.pairs(problem.bias, problem), problem.dtype)

@@ -16,7 +16,7 @@ class KerasTarget(Rank4Target):
 
     features = frozenset({"causal", "mask", "bias", "scale", "gqa", "q_start", "k_start"})
     own_value_width = False
-    causal_with_mask = mask_with_bias = True
+    causal_with_mask = True
 
     def __init__(self, name: str, library: str) -> None:
         os.environ.setdefault("KERAS_BACKEND", library)  # Keras reads it once, when it is imported
@@ -29,6 +29,7 @@ class KerasTarget(Rank4Target):
             )
         super().__init__(library_backend(library))
         self.name, self._version = name, keras.__version__
+        self.mask_with_bias = library != "torch"
 
     def versions(self) -> dict[str, str]:
         """Keras and its backend."""

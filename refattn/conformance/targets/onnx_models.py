@@ -10,7 +10,7 @@ import numpy as np
 
 from refattn.arrays import Array
 
-# The newest opset and file format that both evaluators know.
+# The opset of most calls, and the newest file format that both evaluators know.
 OPSET, IR_VERSION = 24, 11
 MICROSOFT = "com.microsoft"
 
@@ -52,6 +52,7 @@ def _model(
     inputs: tuple[tuple[str, Any], ...],
     outputs: tuple[tuple[str, Any], ...],
     attributes: tuple[tuple[str, Any], ...],
+    opset: int,
 ) -> Any:
     from onnx import helper
 
@@ -62,7 +63,7 @@ def _model(
         [helper.make_tensor_value_info(name, _tensor_type(dtype), None) for name, dtype in values if name]
         for values in (inputs, outputs)
     )
-    opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    opsets = [helper.make_opsetid("", opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
     graph = helper.make_graph([node], "attention", given, made)
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
@@ -91,6 +92,7 @@ def run_node(
     outputs: tuple[str, ...],
     *,
     domain: str = "",
+    opset: int = OPSET,
     **attributes: Any,
 ) -> list[Array]:
     """The results of one node; inputs in the operator's order, None for one left out; evaluator: reference, runtime."""
@@ -104,6 +106,7 @@ def run_node(
         tuple((name, x.dtype) if x is not None else ("", None) for name, x in inputs.items()),
         tuple((name, dtype) for name in outputs),
         tuple(attributes.items()),
+        opset,
     )
     run = {"reference": _evaluator, "runtime": _session}[evaluator]
     found: list[Array] = run(*key).run(None, given)

@@ -49,6 +49,7 @@ class GroupQueryTarget(Rank4Target):
     width_step = 8
     own_value_width = has_mask = False
     causal_with_mask = True
+    windows = "left"
 
     def __init__(self, name: str = "onnxruntime-gqa") -> None:
         super().__init__(HostArrays("onnxruntime", ("float16", "float32")))
@@ -64,7 +65,8 @@ class GroupQueryTarget(Rank4Target):
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """On past and new keys, masks as attention_bias; a run for each entry if several queries follow a past."""
         self.refuse(problem)
-        mask = self.additive(problem, causal=not self.own_causal(problem))
+        windowed = problem.literal and problem.window is not None
+        mask = None if windowed else self.additive(problem, causal=not self.own_causal(problem))
         batch, _, q_len, _ = problem.q.shape
         if batch > 1 and 1 < q_len < problem.k.shape[-2]:
             ones = [slice(entry, entry + 1) for entry in range(batch)]
@@ -81,6 +83,8 @@ class GroupQueryTarget(Rank4Target):
             attributes["scale"] = problem.scale
         if problem.softcap is not None:
             attributes["softcap"] = problem.softcap
+        if problem.literal and problem.window is not None and problem.window[0] is not None:
+            attributes |= {"local_window_size": problem.window[0], "causal": 1}
         past = k_len - q_len
         inputs = {
             **{name: _merged(x) for name, x in (("query", q), ("key", k[:, :, past:]), ("value", v[:, :, past:]))},

@@ -22,8 +22,12 @@ class Rank4Target(ArrayTarget):
     own_value_width = True
     # What every width must be a multiple of.
     width_step = 1
-    # What the signature has: a causal flag, a boolean mask, the two together, and masks beside a bias.
+    # What the signature has: a causal flag, a boolean mask, the two together, masks beside a bias, and a window that
+    # reaches to both sides, or to the left alone.
     has_causal = has_mask = True
+    windows: Literal["none", "left", "both"] = "none"
+    # Whether it takes the position of the first query, of the whole batch or of each entry.
+    has_q_start = False
     causal_with_mask = mask_with_bias = False
 
     def refuse(self, problem: Problem) -> None:
@@ -42,13 +46,17 @@ class Rank4Target(ArrayTarget):
 
     def _refuse_literal(self, problem: Problem) -> None:
         """Raises Unsupported for options that only others of the implementation could express."""
-        mask, bias = problem.shown is not None, problem.bias is not None
+        window = problem.window
+        # A window says all that its mask does.
+        mask, bias = problem.shown is not None and window is None, problem.bias is not None
         lacking = {
-            "positions": problem.q_start is not None or "k_start" in problem.needs,
-            "a causal flag": problem.causal and not self.has_causal,
-            "a boolean mask": mask and not self.has_mask,
-            "a causal flag beside a mask": problem.causal and (mask or bias) and not self.causal_with_mask,
-            "a boolean mask beside a bias": mask and bias and not self.mask_with_bias,
+            "positions": (problem.q_start is not None and not self.has_q_start) or "k_start" in problem.needs,
+            "causal flag": problem.causal and not self.has_causal,
+            "boolean mask": mask and not self.has_mask,
+            "causal flag beside a mask": problem.causal and (mask or bias) and not self.causal_with_mask,
+            "boolean mask beside a bias": mask and bias and not self.mask_with_bias,
+            "windows": window is not None and self.windows == "none",
+            "windows that reach to the right": window is not None and window[1] != 0 and self.windows == "left",
         }
         for what, wanted in lacking.items():
             if wanted:

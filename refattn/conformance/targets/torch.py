@@ -38,8 +38,6 @@ class TorchTarget(ArrayTarget):
 
     def options(self, problem: Problem) -> dict[str, Any]:
         """is_causal where it says what the problem says, else attn_mask: boolean, or floating if there is a bias."""
-        if problem.q.ndim < 3:
-            raise Unsupported("torch cannot express rank 2, one head without a head axis")
         options: dict[str, Any] = {}
         if problem.scale is not None:
             options["scale"] = problem.scale
@@ -66,6 +64,8 @@ class TorchTarget(ArrayTarget):
             raise Unsupported("torch has no positions of its own")
         if problem.shown is not None and problem.bias is not None:
             raise Unsupported("torch has one attn_mask, boolean or floating")
+        if problem.window is not None:
+            raise Unsupported("torch has no windows of its own")
         options: dict[str, Any] = {"is_causal": True} if problem.causal else {}
         if problem.shown is not None:
             options["attn_mask"] = self.array(problem.shown)

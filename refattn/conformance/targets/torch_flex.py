@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from refattn.arrays import Array
-from refattn.conformance.case import Problem
+from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.targets.base import Answer, library_backend
 from refattn.conformance.targets.rank4 import Rank4Target
 
 
 class TorchFlexTarget(Rank4Target):
-    """It has no causal flag and no sinks; scores come to score_mod scaled, so that cap and bias follow in order."""
+    """It has no causal flag and no sinks, and its masks are functions.
+
+    Scores come to score_mod scaled, so that cap and bias follow in order.
+    """
 
     has_causal = False
     mask_with_bias = True
@@ -26,6 +30,8 @@ class TorchFlexTarget(Rank4Target):
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
         self.refuse(problem)
+        if problem.literal and problem.shown is not None and problem.shown.ndim == 3:
+            raise Unsupported(f"{self.name} asks a function about each pair, and takes no mask of any rank")
         options: dict[str, Any] = {"scale": problem.scale, "enable_gqa": "gqa" in problem.needs}
         (batch, heads, q_len, _), k_len = problem.q.shape, problem.k.shape[-2]
         if (seen := self.boolean(problem, causal=True)) is not None and (problem.causal or problem.shown is not None):
@@ -35,6 +41,10 @@ class TorchFlexTarget(Rank4Target):
         options["score_mod"] = self._score_mod(problem)
         output, aux = flex_attention(q, k, v, **options, return_aux=AuxRequest(lse=True))
         return Answer(output, aux.lse)
+
+    def pairs(self, values: Array, problem: Problem) -> Array:
+        """In full always: the functions of indices that ask for them have all four."""
+        return super().pairs(values, replace(problem, literal=False))
 
     def _score_mod(self, problem: Problem) -> Any:
         """Cap, then bias (S5); None for neither."""

@@ -13,7 +13,10 @@ from refattn.conformance.targets.rank4 import Rank4Target
 
 
 class TorchLayerTarget(Rank4Target):
-    """Its masks hide where they are True. `weights` asks for the weights of each head, which takes another path."""
+    """Its masks hide where they are True, and its is_causal is a hint about a mask.
+
+    `weights` asks for the weights of each head, which takes another path.
+    """
 
     own_value_width = has_causal = False
 
@@ -34,11 +37,13 @@ class TorchLayerTarget(Rank4Target):
         layer = self._layer(heads, width, q.dtype)
         tokens = [x.transpose(1, 2).reshape(x.shape[0], x.shape[2], heads * width) for x in (q, k, v)]
         mask: Any = None
-        if problem.bias is not None:
+        if problem.literal and problem.shown is not None:
+            mask = self.array(problem.shown)
+        elif problem.bias is not None:
             mask = self.additive(problem, causal=True)
         elif problem.causal or problem.shown is not None:
             mask = ~self.boolean(problem, causal=True)
-        if mask is not None:
+        if mask is not None and not problem.literal:
             mask = mask.reshape(batch * heads, q_len, problem.k.shape[-2])
         output, weights = layer(*tokens, attn_mask=mask, need_weights=self._weights, average_attn_weights=False)
         return Answer(output.reshape(batch, q_len, heads, width).transpose(1, 2), weights=weights)

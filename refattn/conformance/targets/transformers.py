@@ -28,7 +28,7 @@ class TransformersTarget(Rank4Target):
         self.name, self._version = name, transformers.__version__
         self._needs_sinks = model == "gpt_oss"
         self._eager = implementation == "eager"
-        self.has_causal = self.has_mask = not self._eager
+        self.has_causal = self.has_mask = self.causal_with_mask = not self._eager
         if self._eager:
             module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
             self._function = module.eager_attention_forward
@@ -70,6 +70,9 @@ class TransformersTarget(Rank4Target):
         if self._eager:
             causal = problem.causal or problem.shown is not None
             return self.additive(problem, causal, hidden=-LARGEST[problem.dtype] if causal else -np.inf)
+        if problem.literal:  # the attribute and the mask are two
+            layer.is_causal = problem.causal
+            return self.boolean(problem, causal=False) if problem.bias is None else self.additive(problem, causal=False)
         if problem.bias is not None:
             return self.additive(problem, causal=True)
         if self.own_causal(problem) and problem.shown is None:
