@@ -10,6 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import refattn
+
+PACKAGE = Path(refattn.__file__).parent
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Longer than any page may take, so that a hang fails the build.
 LIMIT = 300
@@ -18,17 +21,21 @@ TIMES = re.compile(r", \d+\.\d s$", re.MULTILINE)
 
 
 class Session:
-    """A folder that is removed when the page is built, and a shell in it. What it prints is Markdown."""
+    """A folder that is removed when the page is built, and a shell in it. What it prints is Markdown.
+
+    What lies in its folder `site` is installed: it can be imported, and its entry points are found.
+    """
 
     def __init__(self, *examples: str) -> None:
         self._kept = tempfile.TemporaryDirectory(prefix="refattn-")
         self.folder = Path(self._kept.name).resolve()
         self.take(*examples)
 
-    def take(self, *examples: str) -> None:
-        """Copies files of docs/examples into the folder."""
+    def take(self, *examples: str, to: str = ".") -> None:
+        """Copies files of docs/examples into the folder, or one inside it."""
+        (self.folder / to).mkdir(exist_ok=True)
         for name in examples:
-            shutil.copy(EXAMPLES / name, self.folder)
+            shutil.copy(EXAMPLES / name, self.folder / to)
 
     def write(self, name: str, text: str) -> None:
         """Writes a file of the folder."""
@@ -52,24 +59,25 @@ class Session:
 
         start and end are how the first line shown, and the first that is no longer, begin. echo asks for the code too.
         """
-        shown = []
+        shown: list[str] = []
         for number, command in enumerate(commands, start=1):
             output, status = self.typed(command)
             expected = code if number == len(commands) else 0
             if status != expected:
                 raise RuntimeError(f"{command} gave {status}, not {expected}:\n{output}")
-            shown += [f"$ {command}", *_between(output.splitlines(), start, end)]
+            shown += [f"$ {command.replace(str(PACKAGE), 'refattn')}", *_between(output.splitlines(), start, end)]
         shown += ["$ echo $?", str(code)] if echo else []
         print("```console", *shown, "```", sep="\n")
 
     def typed(self, command: str) -> tuple[str, int]:
         """What a command prints, both streams together, and its exit code."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        found = os.pathsep.join(filter(None, [str(self.folder / "site"), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             command,
             shell=True,
             cwd=self.folder,
-            env={**os.environ, "PATH": path, "COLUMNS": "100"},
+            env={**os.environ, "PATH": path, "PYTHONPATH": found, "COLUMNS": "100"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -78,6 +86,7 @@ class Session:
             check=False,
         )
         text = TIMES.sub("", done.stdout.replace(f"{self.folder}/", "").replace(str(self.folder), "."))
+        text = text.replace(f"{PACKAGE}/", "refattn/")
         return "\n".join(line.rstrip() for line in text.splitlines()), done.returncode
 
 

@@ -44,10 +44,10 @@ def bounds() -> Figure:
         low = dtype in ("bfloat16", "float16")
         for model, line in (("fused", "-"), ("unfused", "--"))[: 1 + low]:
             medians = [float(np.median(bound(length, dtype, model))) for length in LENGTHS]
-            panels[not low].plot(LENGTHS, medians, line, color=colour, marker="o", markersize=3)
+            panels[0 if low else 1].plot(LENGTHS, medians, line, color=colour, marker="o", markersize=3)
             words = dtype if line == "-" else f"{dtype}, unfused"
             place = {"xytext": (0, -13), "textcoords": "offset points", "color": colour}
-            panels[not low].annotate(words, (LENGTHS[0], medians[0]), **place)
+            panels[0 if low else 1].annotate(words, (LENGTHS[0], medians[0]), **place)
     for axes in panels:
         axes.set(xscale="log", yscale="log", xlabel="keys")
         axes.set_xticks(LENGTHS, [str(length) for length in LENGTHS], fontsize=8)

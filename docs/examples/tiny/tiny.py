@@ -1,18 +1,21 @@
-"""An array library: NumPy's arrays behind a class of their own. Its functions are the module's, as the standard asks."""
+"""An array library: NumPy's arrays behind a class of their own. Its functions are those of the module."""
 
 import sys
 
 import numpy as np
 
-OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-COMPARISONS, UNARY = "lt le eq ne gt ge".split(), "neg pos abs invert".split()
+ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+BITWISE, UNARY = ("and", "or", "xor", "lshift", "rshift"), ("neg", "pos", "abs", "invert")
+COMPARISONS = ("lt", "le", "eq", "ne", "gt", "ge")
 
 
 class Array:
     def __init__(self, inner):
         self.inner = inner
 
-    shape, ndim, size, dtype, device = (property(lambda x, n=n: getattr(x.inner, n)) for n in "shape ndim size dtype device".split())
+    shape, ndim, size, dtype, device = (
+        property(lambda x, n=n: getattr(x.inner, n)) for n in ("shape", "ndim", "size", "dtype", "device")
+    )
     mT = property(lambda x: Array(x.inner.mT))
     __hash__ = None
 
@@ -48,7 +51,7 @@ def plain(name):
     return lambda x: getattr(x.inner, name)()
 
 
-for one in [*OPERATORS, *COMPARISONS, *UNARY, *(f"r{name}" for name in OPERATORS)]:
+for one in (*ARITHMETIC, *BITWISE, *UNARY, *COMPARISONS, *(f"r{name}" for name in (*ARITHMETIC, *BITWISE))):
     setattr(Array, f"__{one}__", method(f"__{one}__"))
 for one in ("bool", "int", "float", "complex", "index"):
     setattr(Array, f"__{one}__", plain(f"__{one}__"))
