@@ -55,6 +55,7 @@ def bounds() -> Figure:
         axes.spines["right"].set_visible(False)
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("median over elements")
-    panels[1].set_ylim(bottom=1e-14)
+    panels[0].set_ylim(bottom=2e-4)
+    panels[1].set_ylim(bottom=3e-15)
     figure.tight_layout()
     return figure
