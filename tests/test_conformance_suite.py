@@ -119,7 +119,7 @@ def test_the_narrower_bound_judges_where_the_wider_one_is_infinite() -> None:
     """Where one model says nothing, an element within the other's bound is right, and one beyond it stays open."""
     expected, wide, narrow = np.asarray([1.0, 2.0]), np.asarray([np.inf, 1e-3]), np.full(2, 1e-3)
     for error, ratio in ((5e-4, 0.5), (2e-3, np.nan)):
-        place = worst_place("output", expected + [error, 0.0], expected, wide, narrow)
+        place = worst_place("output", np.asarray([1.0 + error, 2.0]), expected, wide, narrow)
         assert place is not None
         np.testing.assert_allclose(place.ratio, ratio, rtol=1e-9)
 
