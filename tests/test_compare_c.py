@@ -50,7 +50,7 @@ def test_the_right_kernel_conforms(cases: Path, tmp_path: Path) -> None:
     ("fault", "clause", "words"),
     [
         (1, "M6", "elements are beyond the bound of model 'fused' in float32; query rows: 3, 4, 5"),
-        (2, "M4", "causal aligned top-left, q_start=0 instead of"),
+        (2, "M5", "causal aligned top-left, q_start=0 instead of"),
         (3, "S1", 'matches "no scale" [S1]'),
         (4, "G1", "query head h reads key/value head h % Hkv"),
     ],

@@ -15,7 +15,7 @@ import refattn
 from refattn import CLAUSES, errors
 from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases
-from refattn.conformance.judge import Result, error_over_bound, golden_of, judge
+from refattn.conformance.judge import Result, error_over_bound, golden_of, judge, worst_place
 from refattn.conformance.plain import Draw, rounded
 from refattn.conformance.records import Record
 from refattn.conformance.reports.terminal import verdict_line
@@ -113,6 +113,15 @@ def test_a_problem_says_the_same_twice(case: Case) -> None:
         asked = golden(problem.q, problem.k, problem.v, **options)
         np.testing.assert_allclose(asked.output, plain.output, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(asked.lse, plain.lse, rtol=1e-12, atol=1e-14)
+
+
+def test_the_narrower_bound_judges_where_the_wider_one_is_infinite() -> None:
+    """Where one model says nothing, an element within the other's bound is right, and one beyond it stays open."""
+    expected, wide, narrow = np.asarray([1.0, 2.0]), np.asarray([np.inf, 1e-3]), np.full(2, 1e-3)
+    for error, ratio in ((5e-4, 0.5), (2e-3, np.nan)):
+        place = worst_place("output", np.asarray([1.0 + error, 2.0]), expected, wide, narrow)
+        assert place is not None
+        np.testing.assert_allclose(place.ratio, ratio, rtol=1e-9)
 
 
 # ---- faults are caught, right implementations are not accused ---------------------------------------------

@@ -164,16 +164,17 @@ def error_over_bound(actual: Any, expected: Any, bound: Any) -> float:
 def worst_place(what: str, actual: Array, expected: Array, bound: Array, narrower: Array | None = None) -> Place | None:
     """Where the error is largest over its bound; None for no elements.
 
-    Elements that cannot be judged come last. But if a narrower bound, that of the other model, is given, and they are
-    beyond it, they come right after those that are wrong, so that they are not passed for the sake of the others.
+    Elements that cannot be judged come last. But if a narrower bound, that of the other model, is given, those within
+    it are judged by it, and those beyond come right after those that are wrong, not to pass for the sake of the others.
     """
     actual, expected, bound = np.broadcast_arrays(actual, expected, bound)
     if not actual.size:
         return None
-    ratios, open_rank = ratios_of(actual, expected, bound), -1.0
+    open_rank = -1.0
     if narrower is not None:
         within, open_rank = ratios_of(actual, expected, narrower) <= 1, 1.0
-        ratios = np.where(within & np.isnan(ratios), 0.0, ratios)
+        bound = np.where(within & np.isinf(bound), narrower, bound)
+    ratios = ratios_of(actual, expected, bound)
     index = np.unravel_index(int(np.argmax(np.where(np.isnan(ratios), open_rank, ratios))), ratios.shape)
     at = tuple(int(i) for i in index)
     return Place(what, at, float(actual[at]), float(expected[at]), float(bound[at]))

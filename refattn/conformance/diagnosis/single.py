@@ -160,8 +160,9 @@ def ranked(found: Iterable[Hypothesis], labels: Iterable[str]) -> list[Hypothesi
 def _fitting(evidence: Evidence, deadline: float) -> list[Hypothesis]:
     stages: tuple[Callable[[], Iterable[Hypothesis]], ...] = (
         catalogue,
-        lambda: (*readings(), *tilings()),
+        readings,
         lambda: fitted(evidence),
+        tilings,
         lambda: pairs(catalogue(), catalogue()) if evidence.size <= LARGEST_OF_PAIRS else (),
     )
     for stage in stages:
