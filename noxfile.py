@@ -129,8 +129,7 @@ def docs(session: nox.Session) -> None:
     shutil.rmtree(book, ignore_errors=True)
     env = {"PYTHONSAFEPATH": "1", **built_book(session)}
     session.run("sphinx-build", *strictly, "-b", "html", "docs", env["REFATTN_BOOK"], env=env)
-    of_print = ("-D", "root_doc=print", "-D", "suppress_warnings=toc.not_included")
-    session.run("sphinx-build", *strictly, "-b", "singlehtml", *of_print, "docs", str(book / "print"), env=env)
+    session.run("sphinx-build", *strictly, "-b", "singlehtml", "-t", "print", "docs", str(book / "print"), env=env)
     session.run(*RUNNER, "tests/docs/test_book.py", *session.posargs, env=env)
 
 

@@ -53,3 +53,8 @@ html_copy_source = False
 html_show_sphinx = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+# The edition for print: the chapters of the specification on one page.
+if tags.has("print"):  # noqa: F821 - Sphinx puts it there
+    root_doc, html_use_index, suppress_warnings = "print", False, ["toc.not_included"]
+    html_sidebars = {"**": ["sidebar/brand.html", "sidebar/scroll-start.html", "sidebar/scroll-end.html"]}

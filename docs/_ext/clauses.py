@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 from refattn.clauses import CHAPTERS, CLAUSES, Clause, clause
+from refattn.conformance.cards import cards_in
 from refattn.conformance.case import Case
 from refattn.conformance.cases import all_cases
 from refattn.conformance.trace import Trace, trace
 
 LOG = logging.getLogger(__name__)
-BOARD = Path(__file__).parents[1] / "scoreboard" / "scoreboard.json"
+DOCS = Path(__file__).parents[1]
 CASES_PAGE, VECTORS_PAGE, FAULTS_PAGE, REPORTS_PAGE = "spec/cases", "vectors/README", "faults/README", "reports"
+BOARD_PAGE = "scoreboard/README"
 
 
 class UnknownLabel(SphinxError):
@@ -43,10 +46,21 @@ def known(label: str, where: str) -> Clause:
 def departing(label: str) -> dict[str, tuple[int, int]]:
     """The recorded implementations that fail cases of a clause: how many they fail, of how many they could express."""
     found = {}
-    for name, figures in json.loads(BOARD.read_bytes()).items():
+    for name, figures in json.loads((DOCS / "scoreboard" / "scoreboard.json").read_bytes()).items():
         counts = figures["clauses"].get(label, {})
         if failed := counts.get("fail", 0):
             found[name] = (failed, failed + counts.get("pass", 0))
+    return found
+
+
+@functools.cache
+def differing(label: str) -> dict[str, dict[str, list[str]]]:
+    """Who answers otherwise by the recorded cards: question -> answer -> implementations."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, card in cards_in(DOCS / "cards").items():
+        for one in card.findings:
+            if one.clause == label and one.verdict == "departs":
+                found.setdefault(one.name, {}).setdefault(one.found, []).append(name)
     return found
 
 
@@ -69,12 +83,25 @@ class ClauseDirective(SphinxDirective):
         if one.note:
             box += nodes.paragraph("", "", nodes.emphasis("", one.note), classes=["clause-note"])
         self.state.nested_parse(self.content, self.content_offset, box)
+        box += differences(one.label)
         box += leads(one.label, trace(one.label))
         return [box]
 
 
+def differences(label: str) -> list[nodes.Node]:
+    """A line on each question of the cards that somebody answers otherwise."""
+    lines = []
+    for question, answers in differing(label).items():
+        line = nodes.paragraph(classes=["clause-differs"])
+        line += [page_link("cards/README", "", "differs"), nodes.Text(f", {question}: ")]
+        parts = [f"{answer} ({', '.join(names)})" for answer, names in answers.items()]
+        line += nodes.Text("; ".join(parts))
+        lines.append(line)
+    return lines
+
+
 def leads(label: str, found: Trace) -> nodes.Node:
-    """Links to the code, errors, cases, vectors, faults, reports and departing implementations of a clause."""
+    """Links to the code, errors, cases, vectors, faults, reports and the scoreboard."""
     line = nodes.paragraph(classes=["clause-leads"])
     for title, parts in parts_of(label, found):
         if parts:
@@ -88,21 +115,17 @@ def leads(label: str, found: Trace) -> nodes.Node:
 
 def parts_of(label: str, found: Trace) -> list[tuple[str, list[nodes.Node]]]:
     """What a clause leads to, by title: links and words."""
-    board = [
-        page_link("scoreboard/README", name, f"{name} {failed}/{judged}")
-        for name, (failed, judged) in departing(label).items()
-    ]
     counted = {
         "cases": [page_link(CASES_PAGE, f"cases-{label}", str(len(found.cases)))] if found.cases else [],
         "vectors": [page_link(VECTORS_PAGE, "", str(len(found.vectors)))] if found.vectors else [],
         "faults": [page_link(FAULTS_PAGE, "", str(len(found.faults)))] if found.faults else [],
         "reports": [page_link(REPORTS_PAGE, "", str(len(found.reports)))] if found.reports else [],
+        "fail some of its cases": [page_link(BOARD_PAGE, "", str(len(board)))] if (board := departing(label)) else [],
     }
     return [
         ("code", [code_link(place.module, place.line, str(place)) for place in found.code]),
         ("error", [nodes.literal("", name) for name in found.errors]),
         *counted.items(),
-        ("failed by", board),
     ]
 
 

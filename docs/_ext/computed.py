@@ -33,6 +33,9 @@ class ComputedDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """The code and its output."""
         self.assert_has_content()
+        # The edition for print has the chapters of the specification alone.
+        if self.config.root_doc == "print" and not self.env.docname.startswith("spec/"):
+            return []
         code, printed = "\n".join(self.content), io.StringIO()
         names = self.env.temp_data.setdefault("computed names", {"__name__": self.env.docname})
         try:

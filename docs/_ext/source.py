@@ -11,6 +11,7 @@ import pygments
 from docutils import nodes
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 import refattn
@@ -57,8 +58,23 @@ def link(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         node.replace_self(nodes.reference("", node.astext(), refuri=uri, internal=True))
 
 
+def within_one_page(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """On the page for print, leads links to its own places, and leaves the words of those to other pages."""
+    if app.builder.name != "singlehtml":
+        return
+    files = {f"document-{node['docname']}" for node in doctree.findall(addnodes.start_of_file)}
+    places = files | {name for node in doctree.findall(nodes.Element) for name in node.get("ids", ())}
+    for node in [node for node in doctree.findall(nodes.reference) if node.get("refuri", "").startswith("#document-")]:
+        place = node["refuri"].rpartition("#")[2]
+        if place in places:
+            node["refuri"] = f"#{place}"
+        else:
+            node.replace_self(nodes.inline("", "", *node.children))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Writes the pages with the others."""
     app.connect("html-collect-pages", pages)
     app.connect("doctree-resolved", link)
+    app.connect("doctree-resolved", within_one_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}

@@ -53,17 +53,19 @@ def book() -> Path:
 @pytest.fixture(scope="module")
 def pages(book: Path) -> dict[str, Page]:
     """All pages, by path."""
-    found = {}
-    for path in sorted(book.rglob("*.html")):
-        soup = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
-        names = [
-            *(tag["id"] for tag in soup.find_all(id=True)),
-            *(tag["name"] for tag in soup.find_all("a", {"name": True})),
-        ]
-        name = path.relative_to(book).as_posix()
-        found[name] = Page(name, soup, frozenset(map(str, names)))
+    found = [read(path, book) for path in sorted(book.rglob("*.html"))]
     assert len(found) > 80
-    return found
+    return {page.path: page for page in found}
+
+
+def read(path: Path, book: Path) -> Page:
+    """One page."""
+    soup = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+    names = [
+        *(tag["id"] for tag in soup.find_all(id=True)),
+        *(tag["name"] for tag in soup.find_all("a", {"name": True})),
+    ]
+    return Page(path.relative_to(book).as_posix(), soup, frozenset(map(str, names)))
 
 
 def links(page: Page) -> list[tuple[Tag, str]]:
@@ -79,6 +81,21 @@ def target(page: str, address: str) -> tuple[str, str]:
     parts = urlsplit(address)
     path = os.path.normpath(Path(page).parent / unquote(parts.path)) if parts.path else page
     return Path(path).as_posix(), unquote(parts.fragment)
+
+
+def test_the_edition_for_print_is_whole(book: Path) -> None:
+    """One page holds every clause, and its links lead to its own places or out of the book."""
+    folder = book.parent / "print"
+    page = read(folder / "print.html", folder)
+    assert {one.label for one in refattn.CLAUSES} <= page.anchors
+    broken = set()
+    for tag, address in links(page):
+        # The theme names a page of search that one page does not have, and no browser asks for it.
+        inside = not (urlsplit(address).scheme or OUTSIDE.match(address) or tag.get("rel") == ["search"])
+        path, anchor = target(page.path, address)
+        if inside and (not (folder / path).is_file() or (tag.name == "a" and anchor not in page.anchors | {""})):
+            broken.add(address)
+    assert not broken
 
 
 def test_links_lead_somewhere(book: Path, pages: dict[str, Page]) -> None:
