@@ -12,6 +12,8 @@ import numpy as np
 
 from planted_faults import correct as attend
 from refattn.arrays import Array
+from refattn.conformance.faults import Fault, named
+from refattn.conformance.faults.backward import Backward
 
 
 def _logits(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array, Array]:
@@ -211,3 +213,50 @@ def shuffled_values(q: Array, k: Array, v: Array, **options: Any) -> Any:
 def without_causal(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Everything is visible."""
     return attend(q, k, v, **{**options, "causal": False})
+
+
+# ---- gradients ---------------------------------------------------------------------------------------------
+
+
+def _backward(name: str, clause: str, **steps: Any) -> Fault:
+    return Fault(name=name, clause=clause, kind="gradient", base=Backward, backward=True, steps=steps)
+
+
+def _nan_alone(self: Any, weights: Array, products: Array) -> Array:
+    found = np.sum(weights * products, axis=-1, keepdims=True)
+    return np.full_like(found, np.nan) if weights.shape[-2:] == (1, 1) else found
+
+
+def _exchanged(self: Any, parts: Array) -> Array:
+    *batch, kv_heads, group, length, width = parts.shape
+    turned = parts.reshape(*batch, group, kv_heads, length, width)
+    return np.sum(np.swapaxes(turned, -3, -4), axis=-3) if group != kv_heads else np.sum(parts, axis=-3)
+
+
+def _garbage_beyond(self: Any, weights: Array) -> Array:
+    found = Backward.of_values(self, weights)
+    if found.shape[-1] < self.k.shape[-1]:
+        found[..., -1] = found[..., 0]
+    return found
+
+
+def _scaled_by_the_largest(self: Any, scores: Array) -> Array:
+    found, peaks = Backward.of_queries(self, scores), np.max(np.abs(self.k), axis=(-3, -2, -1), keepdims=True)
+    return found * (np.max(peaks) / peaks)
+
+
+def _full_tiles_alone(self: Any, pairs: Array, x: Array) -> Array:
+    rows = pairs.shape[-2] // 16 * 16 or pairs.shape[-2]
+    return Backward.over_queries(self, pairs[..., :rows, :], x[..., :rows, :])
+
+
+# What each report about gradients found.
+GRADIENTS = {
+    "B11": named("gradients of NaN in empty rows"),
+    "B12": _backward("one pair has gradients of NaN", "D1", row_sum=_nan_alone),
+    "B13": named("gradients of NaN in empty rows"),
+    "B15": _backward("group size for head count", "D2", combined=_exchanged),
+    "B17": _backward("garbage in the gradient of narrow values", "D1", of_values=_garbage_beyond),
+    "B18": _backward("one level for all batch entries", "D1", of_queries=_scaled_by_the_largest),
+    "B21": _backward("gradients of full tiles alone", "D1", over_queries=_full_tiles_alone),
+}

@@ -10,6 +10,7 @@ import numpy as np
 from refattn import attention, attention_vjp, biases, masks
 from refattn.arrays import Array
 from refattn.conformance.case import FULL, Api, Chapter, Problem, Unsupported
+from refattn.conformance.cases.levels import heavy_tails
 from refattn.conformance.expect import expect, expect_equal
 from refattn.conformance.gradients import golden_gradients_of
 from refattn.conformance.judge import error_over_bound
@@ -57,6 +58,30 @@ def other_widths(draw: Draw) -> Problem:
     return with_gradient(draw, draw.qkv(4, 7, d_k=4, d_v=6))
 
 
+@CASES.problem("D1", "A1")
+def narrower_values(draw: Draw) -> Problem:
+    """Values narrower than keys, and all of their gradient is there."""
+    return with_gradient(draw, draw.qkv(5, 6, d_k=8, d_v=3))
+
+
+@CASES.problem("D1", "A1")
+def one_query_one_key(draw: Draw) -> Problem:
+    """One query over one key has no choice: the gradients of both are 0, and that of the value is the output's."""
+    return with_gradient(draw, draw.qkv(1, 1))
+
+
+@CASES.problem("D1", "T1")
+def odd_length(draw: Draw) -> Problem:
+    """49 tokens, which fill no tile of a power of two."""
+    return with_gradient(draw, draw.qkv(49, 49, batch=(1,)), causal=True)
+
+
+@CASES.problem("D1", "A3", "N6")
+def heavy_tails_in_a_batch(draw: Draw) -> Problem:
+    """Two batch entries, the keys of the second four times as large: each has the gradients that it has alone."""
+    return with_gradient(draw, heavy_tails(draw), causal=True)
+
+
 @CASES.problem("D1", "A2")
 def one_head(draw: Draw) -> Problem:
     """Rank 2: one head without a head axis, in the gradients as well."""
@@ -75,6 +100,12 @@ def far_from_zero(draw: Draw) -> Problem:
 def grouped_heads(draw: Draw) -> Problem:
     """The gradients of a key/value head sum over the query heads that read it."""
     return with_gradient(draw, draw.qkv(heads=4, kv_heads=2))
+
+
+@CASES.problem("D2", "G1")
+def groups_of_three(draw: Draw) -> Problem:
+    """Six query heads over two key/value heads: a group is not as large as there are groups."""
+    return with_gradient(draw, draw.qkv(heads=6, kv_heads=2))
 
 
 @CASES.problem("D2", "G1")

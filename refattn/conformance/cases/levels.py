@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from refattn.conformance.case import Chapter, Problem
@@ -52,15 +54,20 @@ def inputs_of_one_sign(draw: Draw) -> Problem:
     return Problem(**draw.given(q, k, v), causal=True)
 
 
-@CASES.problem("N6", "A3", "G1")
-def heavy_tails_in_a_batch(draw: Draw) -> Problem:
-    """Two batch entries of channels of very unequal size, wide heads, four over one: each entry is as it is alone."""
+def heavy_tails(draw: Draw) -> dict[str, Any]:
+    """q, k and v of two batch entries with channels of very unequal size, the second's keys four times as large."""
     data = draw.qkv(16, 16, heads=4, kv_heads=1, d_k=64, spread=0.25)
     gains = np.exp2(np.round(1.5 * draw.rng.standard_normal(64)))
     gains[::16] *= 8.0
     data["q"], data["v"] = draw.exact(data["q"] / gains), draw.exact(data["v"] * gains)
     data["k"] = draw.exact(data["k"] * gains * np.asarray([1.0, 4.0])[:, None, None, None])
-    return Problem(**data, causal=True)
+    return data
+
+
+@CASES.problem("N6", "A3", "G1")
+def heavy_tails_in_a_batch(draw: Draw) -> Problem:
+    """Two batch entries of channels of very unequal size, wide heads, four over one: each entry is as it is alone."""
+    return Problem(**heavy_tails(draw), causal=True)
 
 
 @CASES.problem("M18", "P2", "M17")
