@@ -57,7 +57,16 @@ def attention_vjp(
     Axes that were broadcast are summed over, and so are the query heads of a group (D2). Rows that see no key (D3) and
     pairs that are invisible (D4) get exact zeros and add none, whatever they hold, grad_output included. A row whose
     visible data are not finite makes gradients NaN, of its own query and of the keys that it sees.
-    Raises what `attention` raises, and GradientError (D1) for such a grad_output.
+    Raises what `attention` raises, and GradientError (D1) for another grad_output.
+
+    The output is a mean of the two values; the keys differ, and so the query has a gradient:
+
+    >>> import numpy as np, refattn
+    >>> q, k, v = np.zeros((1, 1)), np.asarray([[1.0], [-1.0]]), np.asarray([[2.0], [6.0]])
+    >>> gradients = refattn.attention_vjp(q, k, v, np.ones((1, 1)))
+    >>> gradients.q, gradients.v
+    (array([[-2.]]), array([[0.5],
+           [0.5]]))
     """
     if not is_one_of(path, ("dense",)):
         raise PathError("path", "'dense', which alone has derivatives", describe(path))
