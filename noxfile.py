@@ -95,7 +95,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, types and who may import whom (40 seconds)."""
+    """Check style, types and who may import whom (30 seconds)."""
     pinned(session, *PYPROJECT["project"]["dependencies"], *group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
@@ -143,7 +143,7 @@ def built_book(session: nox.Session) -> dict[str, str]:
 
 @nox.session(requires=["wheel"])
 def strict(session: nox.Session) -> None:
-    """Test on array-api-strict with its strictest flags (1 minute)."""
+    """Test on array-api-strict with its strictest flags (50 seconds)."""
     install(session, "test")
     both_suites(session, "strict")
 
