@@ -70,14 +70,14 @@ class Session:
         print("```console", *shown, "```", sep="\n")
 
     def typed(self, command: str) -> tuple[str, int]:
-        """What a command prints, both streams together, and its exit code."""
+        """What a command prints, both streams together, and its exit code; a script may import what lies beside it."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         found = os.pathsep.join(filter(None, [str(self.folder / "site"), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             command,
             shell=True,
             cwd=self.folder,
-            env={**os.environ, "PATH": path, "PYTHONPATH": found, "COLUMNS": "100"},
+            env={**os.environ, "PATH": path, "PYTHONPATH": found, "PYTHONSAFEPATH": "", "COLUMNS": "100"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
