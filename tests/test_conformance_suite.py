@@ -131,7 +131,7 @@ def records(
     target: Any, label: str | None = None, dtypes: tuple[str, ...] = planted_faults.ALL, seed: int = 20
 ) -> list[Record]:
     labels = None if label is None else frozenset({label})
-    return list(run_suite(target, chosen_pairs(PROBLEMS, labels, dtypes), seed).records)
+    return list(run_suite(target, chosen_pairs(PROBLEMS, labels, dtypes), seed, explained=False).records)
 
 
 def target_of(function: str) -> FunctionTarget:
@@ -155,7 +155,7 @@ def test_right_implementations_are_not_accused(function: str) -> None:
 
 def test_the_model_met_is_reported() -> None:
     """Storing scores in bfloat16 passes as "unfused", and the report says so; float32 has one model."""
-    assert run_suite(target_of("correct"), chosen_pairs(PROBLEMS), 0).models["bfloat16"] == "fused"
+    assert run_suite(target_of("correct"), chosen_pairs(PROBLEMS), 0, explained=False).models["bfloat16"] == "fused"
     report = run_suite(target_of("correct_unfused"), chosen_pairs(PROBLEMS, frozenset({"S1"})), 0)
     assert report.models == {"bfloat16": "unfused", "float16": "unfused", "float32": "fused", "float64": "fused"}
     assert "rounded to the storage type in bfloat16, float16" in verdict_line(report)
@@ -173,7 +173,9 @@ def test_the_model_met_is_reported() -> None:
 )
 def test_foul_play_is_caught(function: str, words: str) -> None:
     """Answers of the wrong type, errors, exits and NaN each speak against a target."""
-    report = run_suite(target_of(function), chosen_pairs(PROBLEMS, frozenset({"G1", "S1"}), ("float32",)), 20)
+    report = run_suite(
+        target_of(function), chosen_pairs(PROBLEMS, frozenset({"G1", "S1"}), ("float32",)), 20, explained=False
+    )
     assert not report.conforms
     assert report.broken
     assert any(words in record.message for record in report.broken), [r.message for r in report.broken]

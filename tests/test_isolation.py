@@ -37,7 +37,7 @@ PLAIN, AMONG, ONE_KEY = "scores.width_of_one_head", "numbers.among_other_calls",
 def judged(kernel: str, *names: str, seconds: float = 20.0, memory_limit: int | None = None) -> Report:
     """The report on a hostile kernel, on few cases in float32."""
     target = IsolatedTarget(f"hostile_kernels:{kernel}", seconds=seconds, memory_limit=memory_limit)
-    return run_suite(target, [(CASES[name], "float32") for name in names or (PLAIN, AMONG)], 20)
+    return run_suite(target, [(CASES[name], "float32") for name in names or (PLAIN, AMONG)], 20, explained=False)
 
 
 @pytest.fixture(autouse=True)

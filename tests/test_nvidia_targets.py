@@ -43,7 +43,7 @@ def judged(
     slow = name in ("flashinfer", "xformers") and not only
     cases = [case for case in cases if not (slow and case.name.startswith(SLOW))]
     cases = [case for case in cases if name != "cudnn" or case.name.startswith(FEW)]
-    return run_suite(target, chosen_pairs(cases, None, dtypes), SEED)
+    return run_suite(target, chosen_pairs(cases, None, dtypes), SEED, explained=False)
 
 
 @pytest.mark.parametrize(

@@ -119,10 +119,11 @@ def run_suite(
     capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
     notes: tuple[str, ...] = (),
     declared: Any = None,
+    explained: bool = True,
 ) -> Report:
     """The report on all pairs of case and dtype; an interrupt ends it early and leaves what there is.
 
-    declared is a `profiles.Declared`, or None.
+    declared is a `profiles.Declared`, or None; explained says whether failures are diagnosed.
     Evidence is kept for the first failure of each case, of PICTURED cases and PICTURED_ELEMENTS numbers at most.
     """
     records: list[Record] = []
@@ -142,7 +143,7 @@ def run_suite(
     records, diagnosis = with_leftovers(records, began, target.close()), None
     # An interrupt here costs the diagnosis alone.
     with contextlib.suppress(KeyboardInterrupt):
-        records, diagnosis = diagnosed(records) if complete else (records, None)
+        records, diagnosis = diagnosed(records) if complete and explained else (records, None)
     counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
     return Report(
         target=target.name,
