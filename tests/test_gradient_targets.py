@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 
 import pytest
 
@@ -29,10 +28,11 @@ def judged(name: str, library: str, gradients: str | None, isolated: bool = Fals
 def test_autograd_of_a_function_is_judged(library: object) -> None:
     """What a right function can express passes, and a gradient that does not arrive is a failure, named by argument."""
     right, wrong = (judged(name, "torch", "") for name in ("causal_softmax", "detached"))
-    counts = Counter(record.verdict for record in right.records)
-    assert counts["pass"] >= 6
-    assert counts["fail"] == counts["crashed"] == 0
-    assert wrong.counts["fail"] == counts["pass"]
+    passed = {record.case for record in right.records if record.verdict == "pass"}
+    assert len(passed) >= 6
+    assert right.counts["fail"] == right.counts["crashed"] == 0
+    # One query over one key has no gradient of k that could be missing.
+    assert {record.case for record in wrong.broken} == passed - {"gradients.one_query_one_key"}
     assert all("gradient of k" in record.message for record in wrong.records if record.verdict == "fail")
 
 
