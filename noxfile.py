@@ -108,6 +108,7 @@ def numpy(session: nox.Session) -> None:
     """Test on NumPy (5 minutes)."""
     install(session, "test", "bench")
     pytest(session, TIMES)
+    session.env["OPENBLAS_NUM_THREADS"] = "1"  # two processes of two threads each take twice as long
     both_suites(session, "numpy", *RUNNER, *BOTH_CORES, f"--ignore={TIMES}")
 
 
