@@ -12,13 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from refattn import bounds, registry
+from refattn import bounds
 from refattn.arguments import check_call
-from refattn.arrays import Array, is_array, is_host, library_of
-from refattn.biases import Bias, Plain, Relative, as_bias
+from refattn.arrays import Array
 from refattn.errors import InputsError
-from refattn.frames import Frame
-from refattn.masks import Mask, as_mask
+from refattn.on_host import bias_at, bias_on_host, host, mask_at, take, wide
 from refattn.rounding import Model, Rounding, rounding_model
 
 # Query rows and keys of one block, whose temporary arrays stay near a core's cache.
@@ -68,14 +66,14 @@ def golden(
         k_start=k_start,
     )
     starts = tuple(start if isinstance(start, int) else host(start) for start in (call.q_start, call.k_start))
-    shown, terms = call.mask, None if call.bias is None else [_on_host(term) for term in call.bias.terms()]
+    shown, terms = call.mask, None if call.bias is None else [bias_on_host(term) for term in call.bias.terms()]
     del call  # with the copies of q, k and v that it may hold
     return Golden(
         host(q),
         host(k),
         host(v),
-        visible=lambda rows, keys: _evaluate_mask(shown, rows, keys, starts),
-        bias=None if terms is None else lambda rows, keys: _evaluate_bias(terms, rows, keys, starts),
+        visible=lambda rows, keys: mask_at(shown, rows, keys, starts),
+        bias=None if terms is None else lambda rows, keys: bias_at(terms, rows, keys, starts),
         scale=None if scale is None else float(host(scale)),
         softcap=softcap,
         sinks=None if sinks is None else host(sinks),
@@ -108,8 +106,8 @@ def golden_visible(
         host(q),
         host(k),
         host(v),
-        visible=lambda rows, keys: _take(plain, rows, keys),
-        bias=None if plain_bias is None else lambda rows, keys: _take(plain_bias, rows, keys),
+        visible=lambda rows, keys: take(plain, rows, keys),
+        bias=None if plain_bias is None else lambda rows, keys: take(plain_bias, rows, keys),
         scale=scale,
         softcap=softcap,
         sinks=None if sinks is None else host(sinks),
@@ -117,16 +115,6 @@ def golden_visible(
         weights=weights,
         errors=errors,
     )
-
-
-def plain_options(mask: Any, bias: Any, q_len: int, k_len: int, q_start: Any, k_start: Any) -> tuple[Array, Array]:
-    """A mask and a bias as host arrays that broadcast to (..., H, Lq, Lk), None where there is none; starts as host."""
-    import numpy as np
-
-    rows, keys, starts = np.arange(q_len), slice(0, k_len), (q_start, k_start)
-    shown = None if mask is None else _evaluate_mask(as_mask(mask, "mask"), rows, keys, starts)
-    terms = () if bias is None else as_bias(bias).terms()
-    return shown, _evaluate_bias([_on_host(term) for term in terms], rows, keys, starts) if terms else None
 
 
 class Golden:
@@ -167,7 +155,7 @@ class Golden:
         self._scale = scale if scale is not None else (1 / math.sqrt(self._d_k) if self._d_k else 1.0)
         self._softcap = softcap
         self._lead = (*self._batch, self._heads, len(self._rows))
-        sinks = np.full(1, -np.inf) if sinks is None else _wide(sinks).reshape(-1, 1)
+        sinks = np.full(1, -np.inf) if sinks is None else wide(sinks).reshape(-1, 1)
         self._sinks = np.broadcast_to(sinks, self._lead)
         self._weight_sums: dict[Rounding, tuple[Array, Array]] = {}
         self._sum_up(weights)
@@ -327,7 +315,7 @@ class Golden:
                 if not np.any(visible):
                     continue
                 if self._bias is not None:
-                    bias = _wide(self._bias(rows, keys))
+                    bias = wide(self._bias(rows, keys))
                     visible = visible & ~np.isneginf(bias)
                     bias = np.broadcast_to(bias, shape)
                 visible = np.broadcast_to(visible, shape)
@@ -344,7 +332,7 @@ class Golden:
         import numpy as np
 
         kv = (*at[:-2], at[-2] // (self._heads // self._k.shape[-3]))
-        q, k, v = _wide(self._q[at]), _wide(self._k[kv][keys]), _wide(self._v[kv][keys])
+        q, k, v = wide(self._q[at]), wide(self._k[kv][keys]), wide(self._v[kv][keys])
         finite_q, finite_k = bounds.finite(q), bounds.finite(k)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             scaled = finite_q @ finite_k.T
@@ -381,71 +369,12 @@ class _Sum:
         return np.where(np.isfinite(self._high), self._high + self._low, self._high)
 
 
-def host(x: Any) -> Array:
-    """Any library's array as a NumPy array of the same values, by the library's plugin, else by NumPy itself."""
-    import numpy as np
-
-    root = type(x).__module__.partition(".")[0]
-    foreign = is_array(x) and not is_host(x)
-    plugin = registry.plugin_of("jax" if root.startswith("jax") else root) if foreign else None  # jaxlib's are jax's
-    return np.asarray(x if plugin is None else plugin.host(x))
-
-
-def _wide(x: Array) -> Array:
-    """Numbers as float64, exactly."""
-    import numpy as np
-
-    return x.astype(np.float64, copy=False)
-
-
 def _pair_shape(q: Array, k: Array, v: Array) -> tuple[tuple[int, ...], int, int, int]:
     """Batch shape, H, Lq and Lk."""
     import numpy as np
 
     batch = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     return batch, (q.shape[-3] if q.ndim > 2 else 1), q.shape[-2], k.shape[-2]
-
-
-def _take(x: Array, rows: Array, keys: slice) -> Array:
-    """The rows and keys of an array that broadcasts to (..., Lq, Lk)."""
-    x = x if x.ndim < 1 or x.shape[-1] == 1 else x[..., keys]
-    return x if x.ndim < 2 or x.shape[-2] == 1 else x[..., rows, :]
-
-
-def _evaluate_mask(mask: Mask | None, rows: Array, keys: slice, starts: tuple[Any, ...]) -> Array:
-    """The mask on the given rows and keys, (..., R, K), host."""
-    import numpy as np
-
-    if mask is None:
-        return np.ones((1, 1), dtype=bool)
-    return host(mask.visible(rows, np.arange(keys.start, keys.stop), *starts))
-
-
-def _on_host(term: Bias) -> Bias:
-    """A term of a bias with its arrays on the host."""
-    if isinstance(term, Plain):
-        return Plain(host(term.array))
-    return Relative(_wide(host(term.table))) if isinstance(term, Relative) else term
-
-
-def _evaluate_bias(terms: list[Bias], rows: Array, keys: slice, starts: tuple[Any, ...]) -> Array:
-    """The sum of a bias's terms on the given rows and keys, (..., R, K), float64; -inf wherever one term is (M17)."""
-    import numpy as np
-
-    frame = Frame(library_of(rows, "rows"), None, pairs=(rows[:, None], np.arange(keys.start, keys.stop)[None, :]))
-    frame.q_start, frame.k_start = (
-        start if isinstance(start, int) else start[..., None, None, None] for start in starts
-    )
-    total: Array = 0.0
-    hidden: Array = False
-    for term in terms:
-        if isinstance(term, Plain):
-            value = _wide(_take(term.array, rows, keys))
-        else:
-            value = term.evaluate(frame, np.float64)
-        hidden = hidden | np.isneginf(value)
-        total = total + np.where(np.isneginf(value), 0.0, value)
-    return np.where(hidden, -np.inf, total)
 
 
 def _row_indices(rows: Sequence[int], q_len: int) -> Array:

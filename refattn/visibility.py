@@ -127,7 +127,7 @@ class Mask:
 
     def to_text(self, q_len: int, k_len: int | None = None, q_start: Any = 0, k_start: Any = 0) -> str:
         """A drawing, one mark per pair, x visible and . hidden: a line per query, a block per entry and head (M22)."""
-        from .goldens import host  # which reads any library's arrays, and masks for its own ends
+        from .on_host import host  # which reads any library's arrays, and masks for its own ends
 
         array = host(self.to_array(q_len, q_len if k_len is None else k_len, q_start, k_start))
         blocks = array.reshape((math.prod(array.shape[:-2]), *array.shape[-2:]))

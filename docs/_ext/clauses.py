@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -210,9 +210,9 @@ class ClausesDomain(Domain):
     """The clauses: where each is defined, and references to them."""
 
     name, label = "refattn", "Clauses of the specification"
-    directives = {"clause": ClauseDirective}  # noqa: RUF012 - as the base class declares them
-    roles = {"clause": XRefRole(warn_dangling=True, innernodeclass=nodes.inline)}  # noqa: RUF012 - as the base class declares them
-    initial_data = {"pages": {}}  # noqa: RUF012 - as the base class declares them
+    directives: ClassVar[dict[str, Any]] = {"clause": ClauseDirective}
+    roles: ClassVar[dict[str, Any]] = {"clause": XRefRole(warn_dangling=True, innernodeclass=nodes.inline)}
+    initial_data: ClassVar[dict[str, Any]] = {"pages": {}}
 
     def define(self, label: str, docname: str, where: str) -> None:
         """Notes the page of a clause; a second one stops the build."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import traceback
-from typing import Any
+from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -28,7 +28,7 @@ class ComputedDirective(SphinxDirective):
     """
 
     has_content = True
-    option_spec = {"hide": directives.flag, "markdown": directives.flag}  # noqa: RUF012 - as the base class declares it
+    option_spec: ClassVar[dict[str, Any]] = {"hide": directives.flag, "markdown": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         """The code and its output."""
@@ -41,7 +41,7 @@ class ComputedDirective(SphinxDirective):
         try:
             with contextlib.redirect_stdout(printed):
                 exec(compile(code, self.get_location(), "exec"), names)  # noqa: S102 - code of these pages
-        except Exception as fault:
+        except Exception as fault:  # whatever an example raises stops the build
             raise ExampleError(f"{self.get_location()}: {traceback.format_exc(limit=-1)}") from fault
         made: list[nodes.Node] = []
         if "hide" not in self.options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import matplotlib as mpl
 from docutils import nodes
@@ -27,7 +27,7 @@ class PictureDirective(SphinxDirective):
 
     required_arguments = 1
     has_content = True
-    option_spec = {"alt": directives.unchanged_required, "width": directives.unchanged}  # noqa: RUF012 - as the base class declares it
+    option_spec: ClassVar[dict[str, Any]] = {"alt": directives.unchanged_required, "width": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         """A figure with two images, of which the page's theme shows one, and the content as its caption."""

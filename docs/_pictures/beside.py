@@ -98,7 +98,7 @@ ALIGNED = (
 
 def alignments() -> str:
     """Which way causal aligns, by library, and what q_start says the same."""
-    said = {"top-left": [], "bottom-right": []}  # type: ignore[var-annotated]
+    said: dict[str, list[str]] = {"top-left": [], "bottom-right": []}
     for name, whose in (
         ("torch", "torch's scaled_dot_product_attention"),
         ("jax", "jax.nn.dot_product_attention"),

@@ -16,10 +16,10 @@ LENGTHS, D_K, ROWS = (128, 256, 512, 1024, 2048, 4096), 64, 8
 DTYPES = {"bfloat16": "#e8590c", "float16": "#2f81f7", "float32": "#2f9e44", "float64": "#ae3ec9"}
 
 
-def data(length: int, seed: int = 0) -> tuple[Any, Any, Any]:
+def data(length: int, seed: int = 0) -> tuple[Any, ...]:
     """q, k and v (1, 1, L, 64), standard normal."""
     rng = np.random.default_rng([seed, length])
-    return tuple(rng.standard_normal((1, 1, length, D_K), dtype=np.float32) for _ in range(3))  # type: ignore[return-value]
+    return tuple(rng.standard_normal((1, 1, length, D_K), dtype=np.float32) for _ in range(3))
 
 
 @cache

@@ -25,7 +25,8 @@ from refattn.conformance.judge import (
 from refattn.conformance.targets.base import in_words
 from refattn.dtypes import COMPUTED, dtype_name, is_float8
 from refattn.errors import ModelError
-from refattn.goldens import Golden, golden, host, plain_options
+from refattn.goldens import Golden, golden
+from refattn.on_host import host, plain_options
 from refattn.rounding import MODELS, ROUNDOFF, Model, described
 
 # Rows on which other readings of the arguments are tried, and numbers of rows and heads that a message lists.

@@ -18,7 +18,8 @@ import numpy as np
 from refattn import attention, golden
 from refattn.arrays import Array
 from refattn.backend import has_module
-from refattn.goldens import Golden, host
+from refattn.goldens import Golden
+from refattn.on_host import host
 from refattn_backends.bench.report import as_json
 
 SIGNIFICAND = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}  # bits

@@ -44,9 +44,10 @@ class Provenance:
         self._known = set(sys.modules)
         plain_import, plain_module = builtins.__import__, importlib.import_module
 
-        def looking_import(name: str, globals: Any = None, *rest: Any, **more: Any) -> Any:  # noqa: A002  # the name that __import__ has
-            self._imported(name, (globals or {}).get("__name__"))
-            return plain_import(name, globals, *rest, **more)
+        def looking_import(name: str, *rest: Any, **more: Any) -> Any:
+            importer = rest[0] if rest else more.get("globals")
+            self._imported(name, (importer or {}).get("__name__"))
+            return plain_import(name, *rest, **more)
 
         def looking_module(name: str, package: str | None = None) -> ModuleType:
             self._imported(name, sys._getframe(1).f_globals.get("__name__"))

@@ -17,7 +17,8 @@ from refattn.conformance.reports.heatmap import Axis, Kind, Scale, heatmap, shru
 from refattn.conformance.reports.page import styles
 from refattn.conformance.reports.pictures import MOST, visibility_picture
 from refattn.errors import InputsError
-from refattn.goldens import golden_visible, host
+from refattn.goldens import golden_visible
+from refattn.on_host import host
 
 SHADES = ("w1", "w2", "w3", "w4", "w5", "w6", "w7")
 WEIGHTS = (*(Kind(shade, "") for shade in SHADES), Kind("z", "hidden", "dot"), Kind("bad", "NaN", "cross"))
