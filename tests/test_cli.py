@@ -112,6 +112,7 @@ def test_a_clause_leads_to_its_code_and_cases(capsys: pytest.CaptureFixture[str]
     text = " ".join(run(capsys, "clauses", "M4").split())
     assert "errors: CausalError" in text
     assert "errors:" not in run(capsys, "clauses", "M")
+    assert "errors:" not in run(capsys, "clauses")
 
 
 @pytest.mark.parametrize(("name", "advice"), [("Z9", "the chapters are"), ("M99", "chapter M has M1, M2")])

@@ -156,10 +156,10 @@ def test_a_right_kernel_has_the_same_verdicts_everywhere() -> None:
     assert (apart.isolated, here.isolated) == (True, False)
 
 
-@pytest.mark.parametrize("kernel", ["calls_refattn", "patches_the_judge"])
+@pytest.mark.parametrize("kernel", ["calls_refattn", "imports_refattn_late", "patches_the_judge"])
 def test_built_on_refattn(kernel: str) -> None:
     """A target that runs or imports refattn is said to, however it came by it; others are not, see above."""
-    report = judged(kernel)
+    report = judged(kernel, PLAIN, AMONG, "scores.worked_example", PLAIN, AMONG)
     assert report.built_on_refattn is True
     assert report.as_dict()["built_on_refattn"] is True
     assert "built on refattn" in report.notes[-1]
