@@ -13,6 +13,8 @@ RUNNER = ("python", "-m", "pytest")
 # For all tests but those of times, which want the machine for themselves.
 BOTH_CORES = ("-n", "2", "--dist", "worksteal")
 TIMES = "tests/test_speed.py"
+# For NumPy and PyTorch on both cores: two processes of two threads each take twice as long.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # For libraries that compile each new shape or schedule each call: of the certified vectors those of one chapter, and
 # gradients where a library could have its own way.
 FEW_CASES = (
@@ -108,7 +110,7 @@ def numpy(session: nox.Session) -> None:
     """Test on NumPy (5 minutes)."""
     install(session, "test", "bench")
     pytest(session, TIMES)
-    session.env["OPENBLAS_NUM_THREADS"] = "1"  # two processes of two threads each take twice as long
+    session.env.update(ONE_THREAD)
     both_suites(session, "numpy", *RUNNER, *BOTH_CORES, f"--ignore={TIMES}")
 
 
@@ -180,6 +182,7 @@ def torch_python(session: nox.Session) -> str:
 @nox.session(requires=["torch_env"], python=False)
 def torch(session: nox.Session) -> None:
     """Test on PyTorch (2 minutes)."""
+    session.env.update(ONE_THREAD)
     both_suites(session, "torch", torch_python(session), "-m", "pytest", *BOTH_CORES)
 
 
