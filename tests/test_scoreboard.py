@@ -73,6 +73,16 @@ def test_the_exit_code_says_whether_a_reproduction_lacks(tmp_path: Path, capsys:
         assert "## torch" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
+def test_what_was_judged_outlives_what_stops_the_run(tmp_path: Path) -> None:
+    """Results are written after each implementation: a report that cannot be read costs none judged before it."""
+    report: dict[str, Any] = {"versions": {"torch": "1"}, "notes": [], "seed": 20, "models": {}, "counts": {"pass": 1}}
+    (tmp_path / "torch.json").write_text(json.dumps({**report, "records": [record("a", "pass")]}))
+    (tmp_path / "jax.json").write_text("{")
+    with pytest.raises(json.JSONDecodeError):
+        main(["torch", "jax", "--folder", str(tmp_path), "--reports", str(tmp_path)])
+    assert set(json.loads((tmp_path / "scoreboard.json").read_text())) == {"torch"}
+
+
 def test_departures_without_a_reproduction_are_named(tmp_path: Path) -> None:
     """A reproduction stands behind the implementations and clauses that it names, and no others."""
     (tmp_path / "a.py").write_text(

@@ -50,16 +50,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         started = time.monotonic()
         kept = chosen.reports / f"{name}.json" if chosen.reports else None
         board[name] = figures_of(json.loads(kept.read_bytes())) if kept and kept.exists() else judged(name)
+        # After each: what an hour has judged outlives what stops the next one.
+        _keep(board, results)
         print(f"{name}: {board[name]['counts']} in {time.monotonic() - started:.0f} s", flush=True)
-    board = {name: board[name] for name in NAMES if name in board}
+    board = _keep(board, results)
     found = read_all(chosen.folder / "reproductions")
-    results.write_text(json.dumps(board, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     (chosen.folder / "README.md").write_text(page_of(board, found), encoding="utf-8")
     wrong = [*uncovered(board, found), *failures(one for one in found if all(NAMES[n].installed for n in one.names))]
     print(
         "\n".join([*wrong, f"{len(board)} implementations, {len(found)} reproductions, {len(wrong)} faults of these"])
     )
     return 1 if wrong else 0
+
+
+def _keep(board: dict[str, Any], results: Path) -> dict[str, Any]:
+    """Writes the board in the order of the targets' table, and returns it so."""
+    board = {name: board[name] for name in NAMES if name in board}
+    results.write_text(json.dumps(board, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return board
 
 
 def judged(name: str) -> dict[str, Any]:
