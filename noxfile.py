@@ -114,6 +114,24 @@ def numpy(session: nox.Session) -> None:
     both_suites(session, "numpy", *RUNNER, *BOTH_CORES, f"--ignore={TIMES}")
 
 
+@nox.session(requires=["wheel"], default=False, python="3.11")
+def oldest(session: nox.Session) -> None:
+    """Test on NumPy with the lowest versions that are admitted, of Python too (8 minutes)."""
+    lowest = [one.replace(">=", "==") for one in (*PYPROJECT["project"]["dependencies"], *group("test"))]
+    session.install(*lowest)
+    session.install("--no-deps", "--force-reinstall", *map(str, wheel_folder(session).glob("*.whl")))
+    session.env.update(ONE_THREAD)
+    both_suites(session, "numpy", *RUNNER, *BOTH_CORES, f"--ignore={TIMES}")
+
+
+@nox.session(requires=["wheel"], default=False, python=["3.12", "3.13"])
+def newer(session: nox.Session) -> None:
+    """Test on NumPy with the Pythons after the one that the other sessions use (8 minutes each)."""
+    install(session, "test", "bench")
+    session.env.update(ONE_THREAD)
+    both_suites(session, "numpy", *RUNNER, *BOTH_CORES, f"--ignore={TIMES}")
+
+
 @nox.session(requires=["wheel"], default=False)
 def coverage(session: nox.Session) -> None:
     """Measure the coverage of refattn/ on NumPy (15 minutes)."""

@@ -122,7 +122,7 @@ def drawn_inputs(
     )
     v = rng.standard_normal((*size.kv_lead, size.k_len, size.d_v))
     options = _options(draw, rng, size, dtype, features)
-    if "poison" in features and draw(st.integers(0, 3)):  # most of the time: it is the point of the calls
+    if "poison" in features and draw(st.integers(0, 9)):  # most of the time: it is the point of the calls
         value = draw(st.sampled_from([np.nan, np.inf, -np.inf, LARGEST[dtype]]))
         _hide_a_key(draw, size, options, features)
         hidden = ~_seen(size, options)
