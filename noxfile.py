@@ -304,7 +304,7 @@ def diagnosis(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"], default=False)
 def scoreboard(session: nox.Session) -> None:
-    """Judge public implementations into docs/scoreboard, and be judged by ONNX's node tests (90 minutes)."""
+    """Judge public implementations into docs/scoreboard, and be judged by ONNX's node tests (45 minutes)."""
     install(session, "test", "scoreboard")
     pytest(session, "tests/scoreboard")
     env = {"PYTHONSAFEPATH": "1", **jax_cache(session)}
