@@ -1,0 +1,247 @@
+"""Logits of small decoders on refattn and on eager attention, within a bound that is derived for each of them."""
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.decoder_bound import (
+    LOCAL,
+    Watched,
+    exact_run,
+    golden,
+    propagate,
+    register,
+)
+from models.decoders import DECODERS, Batch, batch, build
+from models.error_bound import UNIT_ROUNDOFF
+from refattn_backends.transformers import attention_forward
+
+LENGTH, PROMPT, WORDS = 11, 7, 4
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+PADDINGS = ("", "left", "right")
+
+
+class Judged(NamedTuple):
+    """A decoder in two precisions, a batch, its exact logits at drawn words of all kept tokens, and their bounds."""
+
+    models: dict[torch.dtype, Any]
+    batch: Batch
+    exact: Tensor
+    places: list[tuple[int, int, int]]
+    bounds: dict[torch.dtype, Tensor]
+
+    def ratio(self, logits: Tensor, expected: Tensor) -> float:
+        """The largest |logit - expected| over the bound of one run, where all places are in both."""
+        pick = tuple(torch.tensor(self.places).T)
+        error = (logits.double() - expected.double())[pick].abs()
+        return float((error / self.bounds[logits.dtype]).max())
+
+
+JUDGED: dict[tuple[str, str], Judged] = {}
+
+
+def judged(name: str, padding: str) -> Judged:
+    """The exact run and its analysis, made once."""
+    if (name, padding) not in JUDGED:
+        models = {dtype: build(DECODERS[name], dtype) for dtype in UNIT_ROUNDOFF}
+        given = batch(padding, LENGTH)
+        exact, steps = exact_run(models[torch.float64], inputs(given))
+        words = torch.randperm(exact.shape[-1], generator=torch.Generator().manual_seed(2))[:WORDS].tolist()
+        places = [(*place, word) for place in given.keep.nonzero().tolist() for word in words]
+        JUDGED[name, padding] = Judged(models, given, exact.detach(), places, propagate(exact, places, steps))
+    return JUDGED[name, padding]
+
+
+def inputs(given: Batch) -> dict[str, Tensor]:
+    """The batch as the arguments of a model."""
+    return {"input_ids": given.ids, "attention_mask": given.keep, "position_ids": given.positions}
+
+
+def run(model: Any, given: Batch, attention: Any, prompt: int = LENGTH) -> Tensor:
+    """Logits of all tokens: those of the prompt at once, the others one by one from the model's cache."""
+    watched = Watched()
+    if attention != "eager":
+        register("judged", watched.unseen(attention))
+    model.set_attn_implementation("eager" if attention == "eager" else "judged")
+    logits, cache = [], None
+    with torch.no_grad(), watched:
+        for start, stop in [(0, prompt), *((at, at + 1) for at in range(prompt, LENGTH))]:
+            here = Batch(given.ids[:, start:stop], given.keep[:, :stop], given.positions[:, start:stop])
+            result = model(**inputs(here), cache=cache, use_cache=True)
+            cache = result.cache
+            logits.append(result.logits)
+    return torch.cat(logits, 1)
+
+
+@DTYPES
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_keep_to_the_bound(name: str, padding: str, dtype: torch.dtype) -> None:
+    """A full pass on refattn, and a prefill with cached steps after it, keep to the bound of the exact logits.
+
+    So does eager attention, and both keep to twice the bound of each other. Rows of padding are not judged.
+    """
+    given = judged(name, padding)
+    model, both = given.models[dtype], 1.0 if dtype == torch.float32 else 2.0  # the exact run is in float64 itself
+    eager = run(model, given.batch, "eager")
+    assert given.ratio(eager, given.exact) <= both
+    for prompt in (LENGTH,) if padding == "right" else (LENGTH, PROMPT):
+        actual = run(model, given.batch, attention_forward, prompt)
+        print(f"error over bound: {given.ratio(actual, given.exact):.2g}")
+        assert given.ratio(actual, given.exact) <= both
+        assert given.ratio(actual, eager) <= 2
+
+
+def test_every_local_bound_covers_its_operation() -> None:
+    """Each float32 operation of a run on refattn errs by its local bound at most: the premise of the analysis."""
+    ratios: dict[str, float] = {}
+
+    def see(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        name = func.__name__
+        # An addition meets its bound by IEEE arithmetic, and one that is done in place has lost its operands.
+        if name in LOCAL and result.dtype == torch.float32 and name != "index_add_":
+            exact = [x.double() if torch.is_tensor(x) and x.is_floating_point() else x for x in args]
+            wide = {key: torch.float64 if x is torch.float32 else x for key, x in kwargs.items()}
+            expected = func(*exact, **wide)
+            bound = UNIT_ROUNDOFF[torch.float32] * LOCAL[name](expected, *exact, **wide)
+            error = (result.double() - expected).abs()
+            assert bool((error <= bound).all()), name
+            ratios[name] = max(ratios.get(name, 0.0), float((error / bound.clamp(min=1e-300)).max()))
+
+    watched = Watched(see)
+    register("judged", watched.unseen(attention_forward))
+    for config in DECODERS.values():
+        model = build(config)
+        model.set_attn_implementation("judged")
+        with torch.no_grad(), watched:
+            model(**inputs(batch("left", LENGTH)))
+    print(f"error over local bound: {ratios}")
+    assert set(ratios) == set(LOCAL) - {"index_add_"}
+
+
+def against_eager(given: Judged, attention: Any, dtype: torch.dtype) -> float:
+    """The largest difference of a full pass from eager's, over what two correct runs may differ by."""
+    actual, eager = (run(given.models[dtype], given.batch, function) for function in (attention, "eager"))
+    return given.ratio(actual, eager) / 2
+
+
+def window_one_wider(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
+    """A fault: a window shows one older key."""
+    mask = mask | torch.nn.functional.pad(mask, (0, 1))[..., 1:]
+    return attention_forward(module, q, k, v, mask, **options)
+
+
+def without_soft_cap(module: Any, *tensors: Tensor, **options: Any) -> Any:
+    """A fault: the soft cap is ignored."""
+    return attention_forward(module, *tensors, **options | {"softcap": None})
+
+
+def without_sinks(module: Any, *tensors: Tensor, **options: Any) -> Any:
+    """A fault: the sinks are ignored."""
+    return attention_forward(module, *tensors, **options | {"s_aux": None})
+
+
+def tiled_heads(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
+    """A fault: query head h takes key head h % Hkv (G1)."""
+    k, v = (x.repeat(1, q.shape[1] // k.shape[1], 1, 1) for x in (k, v))
+    return attention_forward(module, q, k, v, mask, **options)
+
+
+def scaled_by_model_width(module: Any, *tensors: Tensor, **options: Any) -> Any:
+    """A fault: 1 / sqrt(d_model) in place of 1 / sqrt(d_k) (S1)."""
+    return attention_forward(module, *tensors, **options | {"scaling": module.config.hidden_size**-0.5})
+
+
+def scaled_one_percent_off(module: Any, *tensors: Tensor, **options: Any) -> Any:
+    """A fault: the scale is 1 % too large."""
+    return attention_forward(module, *tensors, **options | {"scaling": 1.01 * options["scaling"]})
+
+
+def without_padding_mask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
+    """A fault: padding is attended."""
+    return attention_forward(module, q, k, v, torch.ones_like(mask).tril(mask.shape[-1] - mask.shape[-2]), **options)
+
+
+FAULTS = [
+    *((fault, name, "") for name in DECODERS for fault in (tiled_heads, scaled_by_model_width)),
+    *((window_one_wider, name, "") for name in ("Mistral", "Gemma2", "gpt-oss")),
+    (without_soft_cap, "Gemma2", ""),
+    (without_sinks, "gpt-oss", ""),
+    (without_padding_mask, "Llama", "left"),
+]
+
+
+@DTYPES
+@pytest.mark.parametrize(("fault", "name", "padding"), FAULTS)
+def test_a_planted_fault_exceeds_the_bound(fault: Any, name: str, padding: str, dtype: torch.dtype) -> None:
+    """Against eager attention each fault is ten times as far off as two correct runs can be."""
+    ratio = against_eager(judged(name, padding), fault, dtype)
+    print(f"error over bound: {ratio:.2g}")
+    assert ratio > 10
+
+
+@DTYPES
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_small_planted_fault_exceeds_the_bound(name: str, dtype: torch.dtype) -> None:
+    """A scale that is 1 % off is more than rounding can explain, in float64 by far."""
+    ratio = against_eager(judged(name, ""), scaled_one_percent_off, dtype)
+    print(f"error over bound: {ratio:.2g}")
+    assert ratio > (1 if dtype == torch.float32 else 1e8)
+
+
+class Call(NamedTuple):
+    """The largest error over bound of one layer's attention, and of eager's on the same inputs."""
+
+    ours: float
+    eager: float
+
+
+def bfloat16_calls(name: str, padding: str, attention: Any, prompt: int) -> list[Call]:
+    """Every call of a run in bfloat16, judged on its own inputs, and so is eager attention on the same ones.
+
+    Rows of padding see no key, and eager averages there: they are left out.
+    """
+    calls = []
+
+    def judging(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
+        output, weights = attention(module, q, k, v, mask, **options)
+        lowest = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
+        eager = sys.modules[type(module).__module__].eager_attention_forward(module, q, k, v, lowest, **options)[0]
+        exact = golden(module, q, k, v, mask, **options)
+        some = mask.any(-1).transpose(1, 2).numpy()[..., 0]  # (B, L)
+        expected = exact.output.swapaxes(1, 2)[some]
+        fused, unfused = (exact.bound("bfloat16", model, True).swapaxes(1, 2)[some] for model in ("fused", "unfused"))
+        ours, theirs = (np.abs(x.double().numpy()[some] - expected) for x in (output, eager))
+        assert np.isfinite(unfused).all()
+        calls.append(Call((ours / fused).max(), (theirs / unfused).max()))
+        return output, weights
+
+    run(build(DECODERS[name], torch.bfloat16), batch(padding, LENGTH), judging, prompt)
+    return calls
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_each_call_in_bfloat16_keeps_to_its_own_bound(name: str, padding: str) -> None:
+    """In bfloat16 refattn keeps to "fused", and eager, which stores scores and weights, to "unfused".
+
+    Call by call, because the first-order bound of a whole model says nothing where one rounding is 2^-8.
+    """
+    prompt = LENGTH if padding == "right" else PROMPT
+    calls = bfloat16_calls(name, padding, attention_forward, prompt)
+    print(*(f"{key}: {max(of):.2g}" for key, of in zip(Call._fields, zip(*calls, strict=True), strict=True)))
+    assert len(calls) == 2 * (1 + LENGTH - prompt)
+    assert max(call.ours for call in calls) <= 1
+    assert max(call.eager for call in calls) <= 1
+
+
+@pytest.mark.parametrize(("fault", "name", "padding"), FAULTS)
+def test_a_planted_fault_shows_in_bfloat16(fault: Any, name: str, padding: str) -> None:
+    """In bfloat16 too each fault is ten times as far off as a call may be."""
+    ratio = max(call.ours for call in bfloat16_calls(name, padding, fault, LENGTH))
+    print(f"error over bound: {ratio:.2g}")
+    assert ratio > 10
