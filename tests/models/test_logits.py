@@ -8,73 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decoder_bound import (
-    LOCAL,
-    Watched,
-    exact_run,
-    golden,
-    propagate,
-    register,
-)
-from models.decoders import DECODERS, Batch, batch, build
+from models.decoder_bound import LOCAL, Watched, golden, register
+from models.decoders import DECODERS, batch, build
 from models.error_bound import UNIT_ROUNDOFF
+from models.judged import AT_ONCE, LENGTH, PADDINGS, STEPS, Judged, inputs, judged, run
 from refattn_backends.transformers import attention_forward
 
-LENGTH, PROMPT, WORDS = 11, 7, 4
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-PADDINGS = ("", "left", "right")
-
-
-class Judged(NamedTuple):
-    """A decoder in two precisions, a batch, its exact logits at drawn words of all kept tokens, and their bounds."""
-
-    models: dict[torch.dtype, Any]
-    batch: Batch
-    exact: Tensor
-    places: list[tuple[int, int, int]]
-    bounds: dict[torch.dtype, Tensor]
-
-    def ratio(self, logits: Tensor, expected: Tensor) -> float:
-        """The largest |logit - expected| over the bound of one run, where all places are in both."""
-        pick = tuple(torch.tensor(self.places).T)
-        error = (logits.double() - expected.double())[pick].abs()
-        return float((error / self.bounds[logits.dtype]).max())
-
-
-JUDGED: dict[tuple[str, str], Judged] = {}
-
-
-def judged(name: str, padding: str) -> Judged:
-    """The exact run and its analysis, made once."""
-    if (name, padding) not in JUDGED:
-        models = {dtype: build(DECODERS[name], dtype) for dtype in UNIT_ROUNDOFF}
-        given = batch(padding, LENGTH)
-        exact, steps = exact_run(models[torch.float64], inputs(given))
-        words = torch.randperm(exact.shape[-1], generator=torch.Generator().manual_seed(2))[:WORDS].tolist()
-        places = [(*place, word) for place in given.keep.nonzero().tolist() for word in words]
-        JUDGED[name, padding] = Judged(models, given, exact.detach(), places, propagate(exact, places, steps))
-    return JUDGED[name, padding]
-
-
-def inputs(given: Batch) -> dict[str, Tensor]:
-    """The batch as the arguments of a model."""
-    return {"input_ids": given.ids, "attention_mask": given.keep, "position_ids": given.positions}
-
-
-def run(model: Any, given: Batch, attention: Any, prompt: int = LENGTH) -> Tensor:
-    """Logits of all tokens: those of the prompt at once, the others one by one from the model's cache."""
-    watched = Watched()
-    if attention != "eager":
-        register("judged", watched.unseen(attention))
-    model.set_attn_implementation("eager" if attention == "eager" else "judged")
-    logits, cache = [], None
-    with torch.no_grad(), watched:
-        for start, stop in [(0, prompt), *((at, at + 1) for at in range(prompt, LENGTH))]:
-            here = Batch(given.ids[:, start:stop], given.keep[:, :stop], given.positions[:, start:stop])
-            result = model(**inputs(here), cache=cache, use_cache=True)
-            cache = result.cache
-            logits.append(result.logits)
-    return torch.cat(logits, 1)
 
 
 @DTYPES
@@ -89,8 +29,8 @@ def test_logits_keep_to_the_bound(name: str, padding: str, dtype: torch.dtype) -
     model, both = given.models[dtype], 1.0 if dtype == torch.float32 else 2.0  # the exact run is in float64 itself
     eager = run(model, given.batch, "eager")
     assert given.ratio(eager, given.exact) <= both
-    for prompt in (LENGTH,) if padding == "right" else (LENGTH, PROMPT):
-        actual = run(model, given.batch, attention_forward, prompt)
+    for stops in (AT_ONCE,) if padding == "right" else (AT_ONCE, STEPS):
+        actual = run(model, given.batch, attention_forward, stops)
         print(f"error over bound: {given.ratio(actual, given.exact):.2g}")
         assert given.ratio(actual, given.exact) <= both
         assert given.ratio(actual, eager) <= 2
@@ -200,7 +140,7 @@ class Call(NamedTuple):
     eager: float
 
 
-def bfloat16_calls(name: str, padding: str, attention: Any, prompt: int) -> list[Call]:
+def bfloat16_calls(name: str, padding: str, attention: Any, stops: tuple[int, ...]) -> list[Call]:
     """Every call of a run in bfloat16, judged on its own inputs, and so is eager attention on the same ones.
 
     Rows of padding see no key, and eager averages there: they are left out.
@@ -220,7 +160,7 @@ def bfloat16_calls(name: str, padding: str, attention: Any, prompt: int) -> list
         calls.append(Call((ours / fused).max(), (theirs / unfused).max()))
         return output, weights
 
-    run(build(DECODERS[name], torch.bfloat16), batch(padding, LENGTH), judging, prompt)
+    run(build(DECODERS[name], torch.bfloat16), batch(padding, LENGTH), judging, stops)
     return calls
 
 
@@ -231,10 +171,10 @@ def test_each_call_in_bfloat16_keeps_to_its_own_bound(name: str, padding: str) -
 
     Call by call, because the first-order bound of a whole model says nothing where one rounding is 2^-8.
     """
-    prompt = LENGTH if padding == "right" else PROMPT
-    calls = bfloat16_calls(name, padding, attention_forward, prompt)
+    stops = AT_ONCE if padding == "right" else STEPS
+    calls = bfloat16_calls(name, padding, attention_forward, stops)
     print(*(f"{key}: {max(of):.2g}" for key, of in zip(Call._fields, zip(*calls, strict=True), strict=True)))
-    assert len(calls) == 2 * (1 + LENGTH - prompt)
+    assert len(calls) == 2 * len(stops)
     assert max(call.ours for call in calls) <= 1
     assert max(call.eager for call in calls) <= 1
 
@@ -242,6 +182,6 @@ def test_each_call_in_bfloat16_keeps_to_its_own_bound(name: str, padding: str) -
 @pytest.mark.parametrize(("fault", "name", "padding"), FAULTS)
 def test_a_planted_fault_shows_in_bfloat16(fault: Any, name: str, padding: str) -> None:
     """In bfloat16 too each fault is ten times as far off as a call may be."""
-    ratio = max(call.ours for call in bfloat16_calls(name, padding, fault, LENGTH))
+    ratio = max(call.ours for call in bfloat16_calls(name, padding, fault, AT_ONCE))
     print(f"error over bound: {ratio:.2g}")
     assert ratio > 10
