@@ -218,11 +218,20 @@ def exact_run(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, list[Step]]:
     return logits, steps
 
 
-def golden(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **options: Any) -> Golden:
+def golden(
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scaling: float,
+    weights: bool = False,
+    **options: Any,
+) -> Golden:
     """The golden value of one call of a layer's attention."""
     sinks = options.get("s_aux")
     q, k, v, mask = (x.detach() for x in (q, k, v, mask))
-    return golden_visible(q, k, v, mask, scale=scaling, softcap=options.get("softcap"), sinks=sinks)
+    return golden_visible(q, k, v, mask, scale=scaling, softcap=options.get("softcap"), sinks=sinks, weights=weights)
 
 
 def worst(exact: Golden, dtype: torch.dtype) -> Tensor:
