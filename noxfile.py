@@ -206,7 +206,7 @@ def torch(session: nox.Session) -> None:
 
 @nox.session(requires=["torch_env"], python=False)
 def models(session: nox.Session) -> None:
-    """Run a trained encoder on refattn, and judge on its queries, keys and values (20 seconds)."""
+    """Run models of transformers on refattn: a trained encoder, and small decoders of four families (1 minute)."""
     runner = (torch_python(session), "-m", "pytest")
     pytest(session, "tests/models", "--library", "torch", runner=runner)
 

@@ -16,6 +16,7 @@ Models of transformers convert to float32 for norms, angles and softmax, whateve
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -187,6 +188,13 @@ def plain_attention(
         scores = torch.cat([scores, s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], -1)
     weights = scores.softmax(-1)[..., : mask.shape[-1]] * mask
     return (weights @ v.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
+
+
+def eager_attention(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> tuple[Tensor, Any]:
+    """The model's own attention function, with the additive mask that it wants."""
+    lowest = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
+    output, weights = sys.modules[type(module).__module__].eager_attention_forward(module, q, k, v, lowest, **options)
+    return output, weights
 
 
 def exact_run(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, list[Step]]:

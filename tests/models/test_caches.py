@@ -110,9 +110,9 @@ def test_weights_of_every_layer_come_on_request(name: str) -> None:
     """With output_attentions each layer's weights are within their derived bound, and so are eager's."""
     exact: list[Any] = []
 
-    def keeping(module: Any, *tensors: Tensor, **options: Any) -> Any:
-        exact.append(golden(module, *tensors, weights=True, **options))
-        return attention_forward(module, *tensors, **options)
+    def keeping(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
+        exact.append(golden(module, q, k, v, mask, weights=True, **options))
+        return attention_forward(module, q, k, v, mask, **options)
 
     register_refattn()
     register("keeping", keeping)

@@ -29,7 +29,7 @@ def test_each_departure_of_a_model_is_still_there(name: str) -> None:
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_padding_makes_nothing_wrong_on_refattn(name: str, padding: str, dtype: torch.dtype) -> None:
-    """With padding on either side, behind windows too, all logits are finite; rows of padding weigh 0 (M11, M16, P2)."""
+    """With padding on either side, behind windows too, all logits are finite, and rows of padding weigh nothing."""
     register_refattn()
     model, given = build(DECODERS[name], dtype), batch(padding, LENGTH)
     model.set_attn_implementation("refattn")

@@ -1,6 +1,5 @@
 """Logits of small decoders on refattn and on eager attention, within a bound that is derived for each of them."""
 
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decoder_bound import LOCAL, Watched, golden, register
+from models.decoder_bound import LOCAL, Watched, eager_attention, golden, register
 from models.decoders import DECODERS, batch, build
 from models.error_bound import UNIT_ROUNDOFF
 from models.judged import AT_ONCE, LENGTH, PADDINGS, STEPS, Judged, inputs, judged, run
@@ -149,8 +148,7 @@ def bfloat16_calls(name: str, padding: str, attention: Any, stops: tuple[int, ..
 
     def judging(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
         output, weights = attention(module, q, k, v, mask, **options)
-        lowest = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
-        eager = sys.modules[type(module).__module__].eager_attention_forward(module, q, k, v, lowest, **options)[0]
+        eager, _ = eager_attention(module, q, k, v, mask, **options)
         exact = golden(module, q, k, v, mask, **options)
         some = mask.any(-1).transpose(1, 2).numpy()[..., 0]  # (B, L)
         expected = exact.output.swapaxes(1, 2)[some]

@@ -40,7 +40,7 @@ def left_padding() -> None:
 def left_padding_in_float64() -> None:
     """In float64 left padding makes all logits of its sequence NaN, by a mask that is infinite in float32.
 
-    Clauses: M16, N1. Implementations: transformers-eager, transformers-gemma2.
+    Clauses: M16. Implementations: transformers-eager, transformers-gemma2.
     """
     for config in (LlamaConfig(**SIZES), MistralConfig(**SIZES, sliding_window=8), Gemma2Config(**SIZES)):
         assert _run(_model(config, torch.float64), LEFT).logits.isnan().all()
@@ -50,7 +50,7 @@ def left_padding_in_float64() -> None:
 def right_padding_behind_a_window_in_float64() -> None:
     """In float64 right padding that is longer than a sliding window makes all logits of its sequence NaN.
 
-    Clauses: M11, N1. Implementations: transformers-eager, transformers-gemma2.
+    Clauses: M11. Implementations: transformers-eager, transformers-gemma2.
     """
     for family in (MistralConfig, Gemma2Config):
         config = family(**SIZES, sliding_window=2)
