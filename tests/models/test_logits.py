@@ -120,7 +120,7 @@ def test_a_planted_fault_exceeds_the_bound(fault: Any, name: str, padding: str, 
     """Against eager attention each fault is ten times as far off as two correct runs can be."""
     ratio = against_eager(judged(name, padding), fault, dtype)
     print(f"error over bound: {ratio:.2g}")
-    assert ratio > 10
+    assert 10 < ratio < torch.inf  # not by a NaN
 
 
 @DTYPES
@@ -182,4 +182,4 @@ def test_a_planted_fault_shows_in_bfloat16(fault: Any, name: str, padding: str) 
     """In bfloat16 too each fault is ten times as far off as a call may be."""
     ratio = max(call.ours for call in bfloat16_calls(name, padding, fault, AT_ONCE))
     print(f"error over bound: {ratio:.2g}")
-    assert ratio > 10
+    assert 10 < ratio < torch.inf  # not by a NaN
