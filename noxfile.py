@@ -126,7 +126,7 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"], default=False, python=["3.12", "3.13"])
 def newer(session: nox.Session) -> None:
-    """Test on NumPy with the Pythons after the one that the other sessions use (8 minutes each)."""
+    """Test on NumPy with each of the Pythons after the one that the other sessions use (8 minutes)."""
     install(session, "test", "bench")
     session.env.update(ONE_THREAD)
     both_suites(session, "numpy", *RUNNER, *BOTH_CORES, f"--ignore={TIMES}")

@@ -126,8 +126,7 @@ LOCAL: dict[str, Callable[..., Tensor]] = {
     "sin": _of_angle,
 }
 # Where the graph of the derivatives begins: parameters and positions need none.
-SOURCES = frozenset({"embedding", "cos", "sin"})
-
+SOURCES = {"embedding", "cos", "sin"}
 
 See = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Tensor], None]
 Attention = Callable[..., tuple[Tensor, Any]]
@@ -150,8 +149,9 @@ class Watched(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed
             args = tuple(torch.float64 if x is torch.float32 else x for x in args)
             kwargs = {key: torch.float64 if x is torch.float32 else x for key, x in kwargs.items()}
         result = func(*args, **kwargs)
-        if self.see is not None and torch.is_tensor(result) and result.is_floating_point():
-            self.see(func, args, kwargs, result)
+        for part in result if isinstance(result, tuple | list) else (result,):
+            if self.see is not None and torch.is_tensor(part) and part.is_floating_point():
+                self.see(func, args, kwargs, part)
         return result
 
     def unseen(self, attention: Attention) -> Attention:
