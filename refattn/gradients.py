@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from . import registry
 from .arguments import Call, check_call
 from .arrays import Array, Shape, describe, is_one_of, quiet, same_device, same_library
 from .biases import Bias, Plain, Relative
@@ -68,8 +69,8 @@ def attention_vjp(
     (array([[-2.]]), array([[0.5],
            [0.5]]))
     """
-    if not is_one_of(path, ("dense",)):
-        raise PathError("path", "'dense', which alone has derivatives", describe(path))
+    if not is_one_of(path, ("dense", "tiled")):  # E4
+        raise PathError("path", "'dense' or 'tiled'", describe(path))
     call = check_call(
         q,
         k,
@@ -85,7 +86,8 @@ def attention_vjp(
     )
     gradient = check_gradient(call, grad_output)
     with quiet(call.library):
-        wide = _backward(call, gradient)
+        backward = _backward if path == "dense" else registry.tiled_vjp(call.library.name)
+        wide = backward(call, gradient)
     xp = call.library.xp
     dtypes = {"q": call.result, "k": call.result, "v": call.result}  # D8: rounded here, and nowhere before
     shapes = {name: tuple(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
@@ -107,11 +109,28 @@ def check_gradient(call: Call, gradient: Any) -> Array:
     return gradient[None, ...] if call.one_head else gradient
 
 
+class Pairs(NamedTuple):
+    """What the forward pass knows of all pairs of a call, or of a tile of it."""
+
+    weights: Array  #: (..., H, Lq, Lk)
+    visible: Array | None  #: broadcastable to that; None if all are
+    capped: Array  #: (..., H, Lq, Lk)
+
+
+class Parts(NamedTuple):
+    """What pairs give, in the compute dtype: q, k and v with the batch axes and heads of their arguments (D2)."""
+
+    q: Array
+    k: Array
+    v: Array
+    logits: Array  #: (..., H, Lq, Lk)
+    of_row: Array  #: (..., H, Lq, 1), rowsum(P dP)
+
+
 def _backward(call: Call, gradient: Array) -> dict[str, Any]:
     """All gradients in the compute dtype, q, k and v with their own batch axes; bias is a list, one per term."""
-    xp = call.library.xp
     if 0 in call.scores_shape:
-        return _nothing(call)
+        return nothing(call)
     seen: dict[str, Array] = {}
 
     def remember(name: str, value: Array) -> Array:
@@ -119,39 +138,51 @@ def _backward(call: Call, gradient: Array) -> dict[str, Any]:
         return value
 
     _, lse = run_stages(call, remember)
-    visible = seen["visible"]
-    weights = _selected(call, seen["weights"], visible)  # (..., H, Lq, Lk)  D4
+    parts = of_pairs(call, Pairs(seen["weights"], seen["visible"], seen["capped"]), gradient)
+    found: dict[str, Any] = {"q": parts.q, "k": parts.k, "v": parts.v}
+    found["bias"] = [_of_term(call, term, parts.logits) for term in (() if call.bias is None else call.bias.terms())]
+    if call.sinks is not None:
+        found["sinks"] = of_sinks(call, call.sinks, lse[..., None], parts.of_row)
+    return found
+
+
+def of_pairs(call: Call, pairs: Pairs, gradient: Array, of_row: Array | None = None) -> Parts:
+    """The gradients that come of the given pairs, those of a tile if rowsum(P dP) over all keys is given."""
+    xp, visible = call.library.xp, pairs.visible
+    weights = _selected(call, pairs.weights, visible)  # (..., H, Lq, Lk)  D4
     (k, _), (v, _) = zero_filled(call, call.k), zero_filled(call, call.v)
     q, _ = zero_filled(call, call.q)  # what a broken query breaks is in the weights of its row already (M21)
     gradient, broken = zero_filled(call, gradient)
 
     product = _selected(call, _row_products(call, gradient, v), visible)
     if broken is not None:
-        lost = ~xp.all(xp.isfinite(broken), axis=-1, keepdims=True)  # (..., H, Lq, 1)
-        product = _selected(call, xp.where(lost, float("nan"), product), visible)
-    of_row = xp.sum(weights * product, axis=-1, keepdims=True)  # (..., H, Lq, 1); 0 for empty rows (D3)
+        product = _selected(call, xp.where(lost_rows(xp, broken), float("nan"), product), visible)
+    if of_row is None:
+        of_row = xp.sum(weights * product, axis=-1, keepdims=True)  # (..., H, Lq, 1); 0 for empty rows (D3)
     logits = _selected(call, weights * (product - of_row), visible)
     scores = logits
     if call.softcap is not None:
-        share = seen["capped"] / call.softcap  # the tanh
+        share = pairs.capped / call.softcap  # the tanh
         scores = _selected(call, logits * (1.0 - share) * (1.0 + share), visible)  # D5
     scores = scores * call.scale
 
-    found: dict[str, Any] = {
+    found = {
         "q": weighted_sum(call, scores, k),
         "k": _over_queries(call, scores, q),
         "v": _over_queries(call, weights, gradient),
     }
     if broken is not None:
-        pairs = _selected(call, xp.ones_like(weights), visible)
-        met = _over_queries(call, pairs, xp.astype(~xp.isfinite(broken), call.compute)) > 0.0
+        seen = _selected(call, xp.ones_like(weights), visible)
+        met = _over_queries(call, seen, xp.astype(~xp.isfinite(broken), call.compute)) > 0.0
         found["v"] = xp.where(met, float("nan"), found["v"])
     for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
         found[name] = summed_to(xp, found[name], tuple(x.shape))  # D2
-    found["bias"] = [_of_term(call, term, logits) for term in (() if call.bias is None else call.bias.terms())]
-    if call.sinks is not None:
-        found["sinks"] = _of_sinks(call, call.sinks, lse[..., None], of_row)
-    return found
+    return Parts(**found, logits=logits, of_row=of_row)
+
+
+def lost_rows(xp: Any, gradient: Array) -> Array:
+    """The rows whose gradient is not finite, (..., H, Lq, 1)."""
+    return ~xp.all(xp.isfinite(gradient), axis=-1, keepdims=True)
 
 
 def _selected(call: Call, x: Array, visible: Array | None) -> Array:
@@ -178,7 +209,7 @@ def _over_queries(call: Call, pairs: Array, x: Array) -> Array:
     return xp.matmul(pairs, stack_groups(xp, x, call.group))
 
 
-def _of_sinks(call: Call, sinks: Array, lse: Array, of_row: Array) -> Array:
+def of_sinks(call: Call, sinks: Array, lse: Array, of_row: Array) -> Array:
     """(H, 1, 1): a sink takes its share of the row's weight, and has no value  # D6"""
     xp = call.library.xp
     nothing = lse == -float("inf")  # where the sink is -inf too
@@ -211,7 +242,7 @@ def summed_to(xp: Any, x: Array, shape: Shape) -> Array:
     return xp.reshape(xp.sum(x, axis=axes, keepdims=True) if axes else x, shape)
 
 
-def _nothing(call: Call) -> dict[str, Any]:
+def nothing(call: Call) -> dict[str, Any]:
     """Zeros: there are no pairs (D3)."""
     xp = call.library.xp
 

@@ -222,7 +222,6 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
     xp = call.library.xp
     visible, summands = visibility(call)
     stage("visible", visible)  # (..., H, Lq, Lk) after broadcasting, or None: all are
-    traced = visible is not None and not call.library.host  # something may differentiate this
 
     if 0 in call.scores_shape:
         nothing = xp.zeros(call.scores_shape, dtype=call.compute, device=call.device)
@@ -230,11 +229,21 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
             stage(name, nothing)
         return without_pairs(call)
 
-    k, key_broken = zero_filled(call, call.k)
+    x = logits_of(call, visible, summands, stage)
+    weights, lse = softmax(xp, x, visible, call.sinks, _traced(call, visible))  # (..., H, Lq, Lk), (..., H, Lq)
+    del x
+    stage("weights", weights)
     v, value_broken = zero_filled(call, call.v)
+    output = weighted_sum(call, weights, v)  # (..., H, Lq, d_v)
+    return (output if value_broken is None else restored(call, output, visible, value_broken)), lse
 
+
+def logits_of(call: Call, visible: Array | None, summands: list[Array], stage: Callable[[str, Any], Any]) -> Array:
+    """The stages up to the logits of each pair, (..., H, Lq, Lk), for what `visibility` found."""
+    xp = call.library.xp
+    k, key_broken = zero_filled(call, call.k)
     x = stage("scores", raw_scores(call, k, key_broken))  # (..., H, Lq, Lk)
-    if traced:
+    if _traced(call, visible):
         x = xp.where(visible, x, 0.0)  # M19, D9: an invisible score that has overflowed would make derivatives NaN
     x = stage("scaled", x * call.scale)  # S1, S2
     if call.softcap is not None:
@@ -245,13 +254,12 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
     x = stage("biased", x)
     if visible is not None:
         x = xp.where(visible, x, -float("inf"))  # M2: selected before softmax, never multiplied
-    x = stage("logits", x)
+    return stage("logits", x)
 
-    weights, lse = softmax(xp, x, visible, call.sinks, traced)  # (..., H, Lq, Lk), (..., H, Lq)
-    del x
-    stage("weights", weights)
-    output = weighted_sum(call, weights, v)  # (..., H, Lq, d_v)
-    return (output if value_broken is None else restored(call, output, visible, value_broken)), lse
+
+def _traced(call: Call, visible: Array | None) -> bool:
+    """Whether something may differentiate pairs that are not all visible."""
+    return visible is not None and not call.library.host
 
 
 def visibility(call: Call) -> tuple[Array | None, list[Array]]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GROUP = "refattn.backends"
 PATHS = "refattn.paths"
 _TILED: dict[str, Callable[[Any], Any]] = {}
+_TILED_VJP: dict[str, Callable[[Any, Any], Any]] = {}
 NAMES = (
     *("name", "library", "distributions", "dtypes", "capabilities"),
     *("installed", "version", "devices", "array", "host"),
@@ -85,14 +86,24 @@ def tiled(library: str) -> Callable[[Any], Any]:
 
     Raises PathError where no plugin offers either.
     """
-    _look_up(library)
+    _look_up(library, "tiled")
     return _TILED[library]
 
 
-def _look_up(library: str) -> bool:
-    """Puts the tiled path of a library into the table, once; True."""
-    if library not in _TILED:
-        _TILED[library] = _find_tiled(library)
+def tiled_vjp(library: str) -> Callable[[Any, Any], Any]:
+    """The backward pass of the tiled path: of a checked call and the gradient of its output, the gradients by name.
+
+    Raises PathError where no plugin offers one, and where a plugin has tiles of its own but no derivatives of them.
+    """
+    _look_up(library, "tiled_vjp")
+    return _TILED_VJP[library]
+
+
+def _look_up(library: str, path: str) -> bool:
+    """Puts a path of a library into its table, once; True."""
+    table: dict[str, Callable[..., Any]] = _TILED if path == "tiled" else _TILED_VJP
+    if library not in table:
+        table[library] = _find(library, path)
     return True
 
 
@@ -100,17 +111,20 @@ def _look_up(library: str) -> bool:
 _look_up._dynamo_marked_constant = True  # type: ignore[attr-defined]  # dynamo reads it
 
 
-def _find_tiled(library: str) -> Callable[[Any], Any]:
+def _find(library: str, path: str) -> Callable[..., Any]:
     for entry in _published():
         with contextlib.suppress(BackendError):  # a broken plugin of another library is no concern here
             plugin: Any = _load(entry)
             if plugin.library.partition(".")[0] == library and "tiled" in plugin.capabilities:
-                compute: Callable[[Any], Any] = plugin.tiled
+                if not hasattr(plugin, path):
+                    expected = f"'dense', as the tiles of backend {plugin.name!r} have no derivatives"
+                    raise PathError("path", expected, "'tiled'")
+                compute: Callable[..., Any] = getattr(plugin, path)
                 return compute
     from importlib.metadata import entry_points
 
-    for entry in entry_points(group=PATHS, name="tiled"):
-        generic: Callable[[Any], Any] = entry.load()
+    for entry in entry_points(group=PATHS, name=path):
+        generic: Callable[..., Any] = entry.load()
         return generic
     raise PathError("path", f"'dense', as no plugin offers tiles for {library}", "'tiled'")
 

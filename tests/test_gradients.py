@@ -281,8 +281,9 @@ def test_other_gradients_of_the_output_are_refused(
     )
 
 
-def test_tiled_gradients_are_refused(library: Library) -> None:
-    """There is one path so far, and the error says so."""
+def test_other_paths_are_refused(library: Library) -> None:
+    """The error lists the two paths."""
     make = Maker(library)
     x = make(2, 3, 4)
-    assert_refused(errors.PathError, "path", ("tiled",), refattn.attention_vjp, x, x, x, x, path="tiled")
+    words = ("'dense' or 'tiled'", "fast")
+    assert_refused(errors.PathError, "path", words, refattn.attention_vjp, x, x, x, x, path="fast")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from libraries import Library
-from refattn import attention_with_lse, golden, registry
+from refattn import attention_vjp, attention_with_lse, golden, registry
 from refattn.backend import CAPABILITIES, Backend
 from refattn.dtypes import COMPUTED
-from refattn.errors import BackendError
+from refattn.errors import BackendError, PathError
 
 OURS = ("cupy", "dask", "jax", "numpy", "strict", "torch")
 
@@ -172,6 +172,26 @@ def test_a_third_partys_fast_path_is_taken(publish: Publish, monkeypatch: pytest
     expected = golden(q, k, v)
     assert np.all(np.abs(output - expected.output) <= 4 * expected.bound("float64"))
     assert np.all(np.abs(lse - expected.lse) <= 4 * expected.lse_bound("float64"))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (FAST, "'dense', as the tiles of backend 'abacus' have no derivatives; got 'tiled'"),
+        (FAST.replace("    BACKEND", "        tiled_vjp = lambda self, call, gradient: 1 / 0\n\n    BACKEND"), None),
+    ],
+    ids=["tiles alone", "both"],
+)
+def test_a_third_partys_backward_pass_is_taken(
+    publish: Publish, monkeypatch: pytest.MonkeyPatch, source: str, words: str | None
+) -> None:
+    """The gradients of path="tiled" are the plugin's own too, and where it has none the error names it."""
+    monkeypatch.setattr(registry, "_TILED_VJP", {})
+    publish("abacus", source)
+    x = np.ones((2, 5, 4))
+    with pytest.raises(PathError if words else ZeroDivisionError, match=words):
+        attention_vjp(x, x, x, x, path="tiled")
 
 
 @pytest.mark.usefixtures("alone")

@@ -30,6 +30,12 @@ class NumpyBackend(Plugin):
 
         return tiled(call)
 
+    def tiled_vjp(self, call: Call, gradient: Array) -> dict[str, Any]:
+        """The generic tiles, see `tiles_backward`."""
+        from refattn_backends.tiles_backward import tiled_vjp
+
+        return tiled_vjp(call, gradient)
+
 
 def host_dtype(name: str | None) -> Any:
     """What NumPy takes as the dtype of that name, None for none; bfloat16 is ml_dtypes'."""

@@ -38,5 +38,11 @@ class TorchBackend(Plugin):
 
         return tiled(call)
 
+    def tiled_vjp(self, call: Call, gradient: Array) -> dict[str, Any]:
+        """The generic tiles, see `tiles_backward`."""
+        from refattn_backends.tiles_backward import tiled_vjp
+
+        return tiled_vjp(call, gradient)
+
 
 BACKEND = TorchBackend()
