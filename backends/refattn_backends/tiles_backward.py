@@ -106,7 +106,8 @@ class Pieces:
     """A sum over tiles of arrays (..., n, m) that each cover a piece of the last two axes, kept piece by piece."""
 
     def __init__(self, call: Call, shape: Shape, steps: tuple[int, int]) -> None:
-        self.call, self.shape, self.pieces = call, shape, dict[tuple[int, int], Array]()
+        self.call, self.shape = call, shape
+        self.pieces: dict[tuple[int, int], Array] = {}
         self.steps = max(1, steps[0]), max(1, steps[1])
 
     def add(self, starts: tuple[int, int], part: Array) -> None:
@@ -177,7 +178,8 @@ class Sums:
 
     def found(self) -> dict[str, Any]:
         """The sums by name; bias is a list with an entry per term, None for one without an array."""
-        xp, bias = self.call.library.xp, list[Array | None]()
+        xp = self.call.library.xp
+        bias: list[Array | None] = []
         for pieces, term in zip(self.of_terms, self.terms, strict=True):
             shape = tuple(next(iter(term.arrays().values())).shape) if term.arrays() else ()
             bias.append(None if pieces is None else xp.reshape(pieces.whole(), shape))

@@ -39,8 +39,8 @@ class TorchBackend(Plugin):
         return tiled(call)
 
     def tiled_vjp(self, call: Call, gradient: Array) -> dict[str, Any]:
-        """The generic tiles, see `tiles_backward`."""
-        from refattn_backends.tiles_backward import tiled_vjp
+        """The derivative of the fused kernel for the CPU, and generic tiles, see `torch_backward`."""
+        from refattn_backends.torch_backward import tiled_vjp
 
         return tiled_vjp(call, gradient)
 

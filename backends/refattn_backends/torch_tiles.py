@@ -9,6 +9,7 @@ offsets are put around them by merging partials. Data that may not be looked at 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,21 +38,35 @@ def tiled(call: Call) -> Partial:
 
 def by_kernel(call: Call) -> Partial | None:
     """The call by fused kernels, without sinks; None where they do not satisfy what is asked."""
-    if 0 in call.scores_shape or not call.q.shape[-1] or not call.v.shape[-1]:
+    if not _has_sizes(call):
         return None
-    answer = "all" if call.mask is None else call.mask.answer(*call.tile, *call.spans())
-    if answer == "none":
+    if call.mask is not None and call.mask.answer(*call.tile, *call.spans()) == "none":
         return _unreached(call)
-    if torch.compiler.is_compiling() or not _may_look(call.q) or not _harmless(call):
+    if not fits(call):
         return None
-    offset = len(call.tile[1]) if answer == "all" else _offset(call)
-    if offset is not None:
-        return _shifted(call, offset)
-    return _masked(call) if _one_mask(call) and call.q.device.type == "cpu" else None
+    offset = offset_of(call)
+    return _masked(call) if offset is None else _shifted(call, offset)
 
 
-def _offset(call: Call) -> int | None:
+def fits(call: Call) -> bool:
+    """Whether the kernels know what is asked, of values that may be looked at and harm none of them."""
+    return (
+        _has_sizes(call)
+        and not torch.compiler.is_compiling()
+        and may_look(call.q)
+        and _harmless(call)
+        and (offset_of(call) is not None or (_one_mask(call) and call.q.device.type == "cpu"))
+    )
+
+
+def _has_sizes(call: Call) -> bool:
+    return 0 not in call.scores_shape and call.q.shape[-1] > 0 and call.v.shape[-1] > 0
+
+
+def offset_of(call: Call) -> int | None:
     """The number n such that row i sees the keys up to i + n; None where visibility is no such thing."""
+    if call.mask is None or call.mask.answer(*call.tile, *call.spans()) == "all":
+        return len(call.tile[1])
     causal = isinstance(call.mask, Window) and (call.mask.left, call.mask.right) == (None, 0)
     return call.q_start - call.k_start if causal and _is_int(call.q_start) and _is_int(call.k_start) else None
 
@@ -60,7 +75,7 @@ def _is_int(x: Any) -> bool:
     return isinstance(x, int)
 
 
-def _may_look(x: Array) -> bool:
+def may_look(x: Array) -> bool:
     """Whether the values are there to be looked at: no tracing, no transform, no graph being captured."""
     return (
         type(x) in (torch.Tensor, torch.nn.Parameter)
@@ -85,13 +100,13 @@ def _harmless(call: Call) -> bool:
     """
     if call.bias is not None or call.softcap is not None or not isinstance(call.scale, float) or not call.scale:
         return False
-    q, k, v = (_largest(x) for x in (call.q, call.k, call.v))
-    largest = float(torch.finfo(call.compute).max) / 2
+    q, k, v = (largest(x) for x in (call.q, call.k, call.v))
+    most = float(torch.finfo(call.compute).max) / 2
     logits = q * k * max(abs(call.scale), 1.0) * call.q.shape[-1]
-    return logits <= largest and v * call.scores_shape[-1] <= largest  # False for NaN
+    return logits <= most and v * call.scores_shape[-1] <= most  # False for NaN
 
 
-def _largest(x: Array) -> float:
+def largest(x: Array) -> float:
     """The largest absolute value; NaN if there is any NaN."""
     low, high = torch.aminmax(x.detach())
     return max(abs(float(low)), abs(float(high)))
@@ -120,23 +135,38 @@ def _one_mask(call: Call) -> bool:
 
 def _masked(call: Call) -> Partial:
     """Tiles of rows, each over the keys from the first to the last that the mask may show; it enters as a summand."""
-    assert call.mask is not None
-    parts, starts = [], call.spans()
-    for rows in spans(call.tile[0], max(1, EDGE // call.group)):
-        answers = [(keys, call.mask.answer(rows, keys, *starts)) for keys in spans(call.tile[1], EDGE)]
-        shown = [keys for keys, answer in answers if answer != "none"]
-        if not shown:
+    parts = []
+    for rows in masked_rows(call):
+        if (found := masked_part(call, rows)) is None:
             parts.append(identity(cut(call, rows, range(0), masked=False)))
             continue
-        part = cut(call, rows, range(shown[0].start, shown[-1].stop), masked=True)
-        visible = call.mask.evaluate(part.frame())
-        visible = torch.broadcast_to(visible.reshape(visible.shape[-2:]), part.scores_shape[-2:])
-        some = visible.any(dim=-1, keepdim=True)
-        # A row that sees nothing gets a row that the kernel can compute, and then its own result.
-        summand = torch.zeros(visible.shape, dtype=call.compute).masked_fill(visible.logical_not() & some, -math.inf)
+        part, summand, some = found
         output, lse = _fused(part, causal=False, summand=summand)
         parts.append(Partial(torch.where(some, output, 0.0), torch.where(some[:, 0], lse, -math.inf)))
     return Partial(*(torch.cat(x, dim=axis) for x, axis in zip(zip(*parts), (-2, -1))))
+
+
+def masked_rows(call: Call) -> Iterator[range]:
+    """The tiles of rows of a masked call."""
+    return spans(call.tile[0], max(1, EDGE // call.group))
+
+
+def masked_part(call: Call, rows: range) -> tuple[Call, Array, Array] | None:
+    """A tile of rows over the keys that it may see, what is added to the logits, and which rows (R, 1) see any.
+
+    None where the mask shows nothing of it.
+    """
+    assert call.mask is not None
+    answers = [(keys, call.mask.answer(rows, keys, *call.spans())) for keys in spans(call.tile[1], EDGE)]
+    shown = [keys for keys, answer in answers if answer != "none"]
+    if not shown:
+        return None
+    part = cut(call, rows, range(shown[0].start, shown[-1].stop), masked=True)
+    visible = call.mask.evaluate(part.frame())
+    visible = torch.broadcast_to(visible.reshape(visible.shape[-2:]), part.scores_shape[-2:])
+    some = visible.any(dim=-1, keepdim=True)
+    # A row that sees nothing gets a row that the kernel can compute, and then its own result.
+    return part, torch.zeros(visible.shape, dtype=call.compute).masked_fill(~visible & some, -math.inf), some
 
 
 def _fused(call: Call, *, causal: bool, summand: Array | None = None) -> Partial:
@@ -145,21 +175,34 @@ def _fused(call: Call, *, causal: bool, summand: Array | None = None) -> Partial
     summand (Lq, Lk) is added to the logits.
     """
     batch, (heads, rows, _) = call.scores_shape[:-3], call.scores_shape[-3:]
-    width, scale = max(call.q.shape[-1], call.v.shape[-1]), call.scale
-    q, k, v = (_widened(x.expand(*batch, *x.shape[-3:]), width) for x in (call.q, call.k, call.v))
-    if scale < 0.0:
-        q, scale = -q, -scale
-    if causal and call.group > 1:  # a key/value head and its queries as an entry of the batch
-        q = q.reshape(-1, call.group, *q.shape[-2:])
+    output, lse = fused(*laid_out(call, causal), causal, summand_of_group(call, summand))
+    output = output.reshape(*batch, heads, rows, output.shape[-1])[..., : call.v.shape[-1]]
+    return Partial(output, lse.reshape(*batch, heads, rows))
+
+
+def laid_out(call: Call, causal: bool) -> tuple[Array, Array, Array, float]:
+    """q, k and v as the kernel takes them, (B, H, L, d), and the scale, above 0."""
+    batch, width, scale = call.scores_shape[:-3], max(call.q.shape[-1], call.v.shape[-1]), call.scale
+    k, v = (_widened(x.expand(*batch, *x.shape[-3:]), width) for x in (call.k, call.v))
+    if causal and call.group > 1:
         k, v = (x.reshape(-1, 1, *x.shape[-2:]).expand(-1, call.group, -1, -1) for x in (k, v))
     else:
-        q = stack_groups(torch, q, call.group)
-        q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-    summand = None if summand is None else summand.repeat(call.group, 1)[None, None]
-    output, lse = fused(q, k, v, scale, causal, summand)
-    return Partial(
-        output.reshape(*batch, heads, rows, width)[..., : call.v.shape[-1]], lse.reshape(*batch, heads, rows)
-    )
+        k, v = (x.reshape(-1, *x.shape[-3:]) for x in (k, v))
+    return rows_laid_out(call, -call.q if scale < 0.0 else call.q, causal), k, v, abs(scale)
+
+
+def rows_laid_out(call: Call, x: Array, causal: bool) -> Array:
+    """What belongs to the rows, (..., H, Lq, d), likewise."""
+    x = _widened(x.expand(*call.scores_shape[:-3], *x.shape[-3:]), max(call.q.shape[-1], call.v.shape[-1]))
+    if causal and call.group > 1:  # a key/value head and its queries as an entry of the batch
+        return x.reshape(-1, call.group, *x.shape[-2:])
+    x = stack_groups(torch, x, call.group)
+    return x.reshape(-1, *x.shape[-3:])
+
+
+def summand_of_group(call: Call, summand: Array | None) -> Array | None:
+    """(Lq, Lk) for the rows of a whole group, (1, 1, G * Lq, Lk)."""
+    return None if summand is None else summand.repeat(call.group, 1)[None, None]
 
 
 def _unreached(call: Call) -> Partial:
