@@ -40,8 +40,8 @@ class JaxBackend(Plugin):
         return tiled(call)
 
     def tiled_vjp(self, call: Call, gradient: Array) -> dict[str, Any]:
-        """The generic tiles, see `tiles_backward`."""
-        from refattn_backends.tiles_backward import tiled_vjp
+        """Loops over tiles that trace, see `jax_backward`."""
+        from refattn_backends.jax_backward import tiled_vjp
 
         return tiled_vjp(call, gradient)
 

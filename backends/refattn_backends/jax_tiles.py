@@ -30,19 +30,19 @@ def tiled(call: Call, rows: int = ROWS, keys: int = KEYS) -> Partial:
     q_len, k_len = map(len, call.tile)
     if q_len <= 2 * rows and k_len <= 2 * keys:
         return generic(call, rows, keys)  # a handful of tiles needs no loop
-    table, count = _answers(call, rows, keys), q_len // rows
+    table, count = answers_of(call, rows, keys), q_len // rows
     parts = []
     if count:
         body = jax.checkpoint(lambda at: tuple(_row_tile(call, at[0], rows, at[1], keys)))
         output, lse = lax.map(body, (rows * jnp.arange(count), jnp.asarray(table[:count])))
-        parts.append(Partial(_joined(output, -2), _joined(lse, -1)))
+        parts.append(Partial(joined(output, -2), joined(lse, -1)))
     if q_len % rows:
         parts.append(_row_tile(call, count * rows, q_len % rows, table[-1], keys))
     whole = parts[0] if len(parts) == 1 else Partial(*(jnp.concat(x, axis=a) for x, a in zip(zip(*parts), (-2, -1))))
     return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
 
 
-def _answers(call: Call, rows: int, keys: int) -> Any:
+def answers_of(call: Call, rows: int, keys: int) -> Any:
     """What the mask says of each tile, as indices of ANSWERS: (tiles of rows, tiles of keys), known before values."""
     grid = [list(spans(whole, step)) for whole, step in zip(call.tile, (rows, keys))]
     if call.mask is None:
@@ -72,9 +72,14 @@ def _row_tile(call: Call, start: Any, height: int, answers: Any, width: int) -> 
 
 def _tile(call: Call, rows: Array, start: Any, width: int, *, masked: bool) -> Partial:
     """All rows that q holds over `width` keys from a traced one on."""
+    return Partial(*run_stages(traced_cut(call, rows, start, width, masked=masked), lambda _, value: value))
+
+
+def traced_cut(call: Call, rows: Array, start: Any, width: int, *, masked: bool) -> Call:
+    """The call on all rows that q holds, whose indices are (R, 1), and `width` keys from a traced one on."""
     keys = start + jnp.arange(width)[None, :]
     k, v = (lax.dynamic_slice_in_dim(x, start, width, axis=-2) for x in (call.k, call.v))
-    traced = _TracedCall(*call)._replace(
+    return _TracedCall(*call)._replace(
         k=k,
         v=v,
         scores_shape=(*call.scores_shape[:-2], rows.shape[0], width),
@@ -82,7 +87,6 @@ def _tile(call: Call, rows: Array, start: Any, width: int, *, masked: bool) -> P
         mask=call.mask if masked else None,
         sinks=None,
     )
-    return Partial(*run_stages(traced, lambda _, value: value))
 
 
 class _TracedCall(Call):
@@ -106,7 +110,7 @@ class _TracedFrame(Frame):
         return x if x.shape[-1] == 1 else jnp.take(x, self.keys[0, :], axis=-1)
 
 
-def _joined(x: Array, axis: int) -> Array:
+def joined(x: Array, axis: int) -> Array:
     """Tiles stacked on the first axis as one long axis: (n, ..., R, ...) as (..., n * R, ...)."""
     x = jnp.moveaxis(x, 0, axis - 1)
     shape = list(x.shape)
