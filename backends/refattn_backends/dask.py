@@ -35,8 +35,8 @@ class DaskBackend(Plugin):
         return tiled(call)
 
     def tiled_vjp(self, call: Call, gradient: Array) -> dict[str, Any]:
-        """The generic tiles, see `tiles_backward`."""
-        from refattn_backends.tiles_backward import tiled_vjp
+        """A task per pair of chunks, see `dask_backward`."""
+        from refattn_backends.dask_backward import tiled_vjp
 
         return tiled_vjp(call, gradient)
 

@@ -37,24 +37,18 @@ def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq) as lazy arrays, in the compute dtype, sinks included."""
     if 0 in call.scores_shape:
         return generic(call)
-    held = _holds_dask(call)
-    q, k, v = _aligned(call, EVALUATED if held else CHUNK)
-    batch = (max(chunks, key=sum) for chunks in zip(*(x.chunks[:-3] for x in (q, k, v)), strict=True))
-    leads = (*batch, q.chunks[-3])  # the chunks of (batch..., H)
-    shared = delayed(_Shared(call, held))
+    held = holds_dask(call)
+    q, k, v = aligned(call, EVALUATED if held else CHUNK)
+    leads = leads_of(q, k, v)
+    shared = delayed(Shared(call, held))
     blocks = [x.to_delayed(optimize_graph=False) for x in (q, k, v)]
-    scale = _block(call.scale) if isinstance(call.scale, da.Array) else call.scale
-    tiles = {
-        (row, key): (rows, keys, answer)
-        for row, rows in enumerate(_ranges(q.chunks[-2]))
-        for key, keys in enumerate(_ranges(k.chunks[-2]))
-        if (answer := "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())) != "none"
-    }
+    scale = whole_block(call.scale) if isinstance(call.scale, da.Array) else call.scale
+    tiles = tiles_of(call, q.chunks[-2], k.chunks[-2])
     seen = {at: _evaluated(call, rows, keys, answer != "all") for at, (rows, keys, answer) in tiles.items() if held}
 
     def partial(lead: tuple[int, ...], row: int) -> tuple[Any, Shape]:
         """What the rows of one chunk of entries and heads see, and the shape of their log-sum-exp."""
-        at = _slices(leads, lead)
+        at = slices(leads, lead)
         height = q.chunks[-2][row]
         sizes = (*(chunks[index] for chunks, index in zip(leads, lead, strict=True)), height)
         parts = []
@@ -62,14 +56,14 @@ def tiled(call: Call) -> Partial:
             if (row, key) not in tiles:
                 continue
             rows, keys, answer = tiles[row, key]
-            arrays = [_at(x, lead, index) for x, index in zip(blocks, (row, key, key), strict=True)]
-            given = [None if x is None else _block(_narrow(x, at)) for x in seen[row, key]] if held else None
+            arrays = [block_at(x, lead, index) for x, index in zip(blocks, (row, key, key), strict=True)]
+            given = [None if x is None else whole_block(narrow(x, at)) for x in seen[row, key]] if held else None
             parts.append(delayed(_pair)(shared, (rows, keys), at, answer != "all", *arrays, scale, given))
         if not parts:
             parts = [delayed(_nothing)(sizes, v.shape[-1], call.compute)]
         while len(parts) > FAN_IN:
             parts = [delayed(merge)(parts[start : start + FAN_IN]) for start in range(0, len(parts), FAN_IN)]
-        sinks = None if call.sinks is None else _block(call.sinks[at[-1], 0, 0])
+        sinks = None if call.sinks is None else whole_block(call.sinks[at[-1], 0, 0])
         return (parts[0] if len(parts) == 1 and sinks is None else delayed(merge)(parts, sinks)), sizes
 
     outputs, lses = {}, {}
@@ -78,11 +72,29 @@ def tiled(call: Call) -> Partial:
         part, sizes = partial(index[:-1], index[-1])
         outputs[index] = da.from_delayed(part[0], (*sizes, v.shape[-1]), dtype=call.compute)
         lses[index] = da.from_delayed(part[1], sizes, dtype=call.compute)
-    output = da.block(_nested((*counts, 1), lambda index: outputs[index[:-1]]))
-    return Partial(output, da.block(_nested(counts, lses.__getitem__)))
+    output = da.block(nested((*counts, 1), lambda index: outputs[index[:-1]]))
+    return Partial(output, da.block(nested(counts, lses.__getitem__)))
 
 
-class _Shared:
+def leads_of(q: Array, k: Array, v: Array) -> tuple[tuple[int, ...], ...]:
+    """The chunks of (batch..., H) for aligned arrays."""
+    batch = (max(chunks, key=sum) for chunks in zip(*(x.chunks[:-3] for x in (q, k, v)), strict=True))
+    return (*batch, q.chunks[-3])
+
+
+def tiles_of(
+    call: Call, q_chunks: tuple[int, ...], k_chunks: tuple[int, ...]
+) -> dict[tuple[int, int], tuple[range, range, str]]:
+    """Rows, keys and the mask's answer for each pair of chunks, by their indices, that it may show anything of."""
+    return {
+        (row, key): (rows, keys, answer)
+        for row, rows in enumerate(ranges(q_chunks))
+        for key, keys in enumerate(ranges(k_chunks))
+        if (answer := "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())) != "none"
+    }
+
+
+class Shared:
     """What all tasks of a call have in common, as one node of the graph."""
 
     def __init__(self, call: Call, held: bool) -> None:
@@ -93,7 +105,7 @@ class _Shared:
 
 
 def _pair(
-    shared: _Shared,
+    shared: Shared,
     tile: tuple[range, range],
     at: Slices,
     masked: bool,
@@ -104,19 +116,36 @@ def _pair(
     given: list[Array | None] | None,
 ) -> Partial:
     """The partial of one pair of blocks; given holds its mask (None: all is visible) and its biases, if evaluated."""
-    call = shared.call
+    part = narrow_call(shared, (tile, at, masked), (q, k, v), scale, given, as_bias)
+    output, lse = registry.tiled(part.library.name)(part)
+    return Partial(output, lse)
+
+
+def narrow_call(
+    shared: Shared,
+    where: tuple[tuple[range, range], Slices, bool],
+    blocks: tuple[Array, Array, Array],
+    scale: Any,
+    given: list[Any] | None,
+    made: Callable[[Any], Bias],
+) -> Call:
+    """The call on one pair of blocks, at a tile, entries and heads, masked or not.
+
+    given holds its mask (None: all is visible) and what `made` makes its biases of, if Dask has evaluated them.
+    """
+    call, (tile, at, masked) = shared.call, where
     mask: Mask | None
-    terms: list[Bias]
     if given is None:
         mask = _CutMask(call.mask, tile, at) if call.mask is not None and masked else None
         terms = [_CutBias(term, tile, at) for term in (() if call.bias is None else call.bias.terms())]
     else:
         mask = None if given[0] is None else masks.dense(given[0])
-        terms = [as_bias(x) for x in given[1:]]
+        terms = [made(x) for x in given[1:]]
+    q, k, v = blocks
     library = library_of(q, "q")
-    lead = [max(sizes) for sizes in zip(*(x.shape[:-3] for x in (q, k, v)), strict=True)]
+    lead = [max(sizes) for sizes in zip(*(x.shape[:-3] for x in blocks), strict=True)]
     pairs = (q.shape[-2], k.shape[-2])
-    narrow = call._replace(
+    return call._replace(
         library=library,
         device=device_of(library, q),
         q=q,
@@ -128,8 +157,6 @@ def _pair(
         mask=mask,
         bias=Sum(tuple(terms)) if terms else None,
     )
-    output, lse = registry.tiled(library.name)(narrow)
-    return Partial(output, lse)
 
 
 def _nothing(shape: Shape, width: int, dtype: Any) -> Partial:
@@ -144,7 +171,7 @@ class _CutMask(Mask):
         self.mask, self.block, self.at = mask, tile, at
 
     def evaluate(self, frame: Frame) -> Array:
-        return _narrow(self.mask.evaluate(_moved(frame, self.block)), self.at)
+        return narrow(self.mask.evaluate(_moved(frame, self.block)), self.at)
 
     def answer(self, rows: range, keys: range, q_start: Span, k_start: Span) -> str:
         return self.mask.answer(*_inside(self.block, (rows, keys)), q_start, k_start)
@@ -157,7 +184,7 @@ class _CutBias(Bias):
         self.bias, self.block, self.at = bias, tile, at
 
     def evaluate(self, frame: Frame, dtype: Any) -> Array:
-        return _narrow(self.bias.evaluate(_moved(frame, self.block), dtype), self.at)
+        return narrow(self.bias.evaluate(_moved(frame, self.block), dtype), self.at)
 
 
 def _moved(frame: Frame, block: tuple[range, range]) -> Frame:
@@ -171,7 +198,7 @@ def _inside(block: tuple[range, range], tile: tuple[range, range]) -> tuple[rang
     return rows, keys
 
 
-def _narrow(x: Array, at: Slices) -> Array:
+def narrow(x: Array, at: Slices) -> Array:
     """The entries and heads of one block, out of an array that broadcasts to (batch..., H, R, K)."""
     lead = x.shape[:-2]
     if not lead:
@@ -180,7 +207,7 @@ def _narrow(x: Array, at: Slices) -> Array:
     return x[(*(slice(None) if size == 1 else part for size, part in zip(lead, picked, strict=True)), ...)]
 
 
-def _holds_dask(call: Call) -> bool:
+def holds_dask(call: Call) -> bool:
     """Whether a mask, a bias or a start can be evaluated by Dask alone."""
     parts: list[Any] = [] if call.mask is None else list(call.mask.parts())
     parts += [] if call.bias is None else list(call.bias.terms())
@@ -195,7 +222,7 @@ def _evaluated(call: Call, rows: range, keys: range, masked: bool) -> list[Array
     return [visible, *(term.evaluate(frame, call.compute) for term in (() if call.bias is None else call.bias.terms()))]
 
 
-def _aligned(call: Call, limit: int) -> tuple[Array, Array, Array]:
+def aligned(call: Call, limit: int) -> tuple[Array, Array, Array]:
     """q, k and v with chunks that fit each other: whole rows, query heads in groups, at most `limit` rows or keys."""
     q, k, v = call.q, call.k, call.v
     heads = q.chunks[-3] if any(size % call.group for size in q.chunks[-3]) else None
@@ -218,27 +245,29 @@ def _limited(chunks: tuple[int, ...], limit: int) -> tuple[int, ...]:
     return tuple(len(part) for size in chunks for part in spans(range(size), limit))
 
 
-def _ranges(chunks: tuple[int, ...]) -> Iterator[range]:
+def ranges(chunks: tuple[int, ...]) -> Iterator[range]:
+    """The indices of each chunk of an axis."""
     return (range(end - size, end) for size, end in zip(chunks, accumulate(chunks), strict=True))
 
 
-def _slices(chunks: tuple[tuple[int, ...], ...], index: tuple[int, ...]) -> Slices:
-    whole = (list(_ranges(sizes))[i] for sizes, i in zip(chunks, index, strict=True))
+def slices(chunks: tuple[tuple[int, ...], ...], index: tuple[int, ...]) -> Slices:
+    """Where a block lies: slices along the axes whose chunks are given, for its index on each."""
+    whole = (list(ranges(sizes))[i] for sizes, i in zip(chunks, index, strict=True))
     return tuple(slice(part.start, part.stop) for part in whole)
 
 
-def _block(x: Array) -> Any:
+def whole_block(x: Array) -> Any:
     """A whole Dask array as one value in the graph."""
     return x.rechunk(-1).to_delayed(optimize_graph=False).item()
 
 
-def _at(blocks: Any, lead: tuple[int, ...], index: int) -> Any:
+def block_at(blocks: Any, lead: tuple[int, ...], index: int) -> Any:
     """The block of some entries and heads at one chunk of the sequence; axes of size 1 have but one block."""
     return blocks[(*(min(i, count - 1) for i, count in zip(lead, blocks.shape)), index, 0)]
 
 
-def _nested(counts: tuple[int, ...], item: Callable[[tuple[int, ...]], Any], index: tuple[int, ...] = ()) -> Any:
+def nested(counts: tuple[int, ...], item: Callable[[tuple[int, ...]], Any], index: tuple[int, ...] = ()) -> Any:
     """item at every index, in nested lists."""
     if len(index) == len(counts):
         return item(index)
-    return [_nested(counts, item, (*index, i)) for i in range(counts[len(index)])]
+    return [nested(counts, item, (*index, i)) for i in range(counts[len(index)])]
