@@ -135,6 +135,7 @@ def narrow_call(
     """
     call, (tile, at, masked) = shared.call, where
     mask: Mask | None
+    terms: list[Bias]
     if given is None:
         mask = _CutMask(call.mask, tile, at) if call.mask is not None and masked else None
         terms = [_CutBias(term, tile, at) for term in (() if call.bias is None else call.bias.terms())]

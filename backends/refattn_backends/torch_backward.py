@@ -61,7 +61,7 @@ def _fits(call: Call, gradient: Array) -> bool:
     q, k, v, g = (largest(x) for x in (call.q, call.k, call.v, gradient))
     product = 2 * g * v * call.v.shape[-1] * max(1.0, abs(call.scale) * max(q, k))
     rows = call.scores_shape[-2] * call.group
-    return max(product, g) * rows <= float(torch.finfo(call.compute).max) / 2  # False for NaN
+    return bool(max(product, g) * rows <= float(torch.finfo(call.compute).max) / 2)  # False for NaN
 
 
 class _Piece(NamedTuple):

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from refattn import registry
 from refattn.arrays import Array
+from refattn.backend import Backend
 from refattn.conformance.case import GRADIENTS, Api, Problem
 from refattn.conformance.plain import Draw
 from refattn.conformance.targets.base import Answer, ArrayTarget, library_backend
 from refattn.dtypes import dtype_name
+from refattn.errors import PathError
 
 
 class RefattnTarget(ArrayTarget):
@@ -20,9 +23,11 @@ class RefattnTarget(ArrayTarget):
     distrusted = False
 
     def __init__(self, backend: str, path: str = "dense") -> None:
-        super().__init__(library_backend(backend))
+        found = library_backend(backend)
+        super().__init__(found)
         self.path = path
-        self.gradients = frozenset(GRADIENTS if path == "dense" else ())
+        self.has_gradients = path == "dense" or _has_tiled_gradients(found)
+        self.gradients = frozenset(GRADIENTS if self.has_gradients else ())
         self.name = f"refattn-{backend}" if path == "dense" else f"refattn-{backend}-{path}"
 
     def unsupported(self, needs: tuple[str, ...], dtype: str) -> str:
@@ -55,18 +60,18 @@ class RefattnTarget(ArrayTarget):
         return Answer(output, lse, stages.weights)
 
     def differentiate(self, backward: str = "") -> None:
-        """The dense path has gradients of its own."""
-        if backward or self.path != "dense":
+        """Nothing but what is offered anyway, unless the plugin has tiles without a backward pass."""
+        if backward or not self.has_gradients:
             super().differentiate(backward)
 
     def with_gradients(self, problem: Problem, q: Array, k: Array, v: Array) -> Answer:
-        """attention_vjp; on a fast path the library's own differentiation."""
+        """attention_vjp; where the fast path has none the library's own differentiation."""
         import refattn
 
-        if self.path != "dense":
+        if not self.has_gradients:
             return super().with_gradients(problem, q, k, v)
         gradient = self.array(np.asarray(problem.grad_output), problem.dtype)
-        found = refattn.attention_vjp(q, k, v, gradient, **self.options(problem))._asdict()
+        found = refattn.attention_vjp(q, k, v, gradient, path=self.path, **self.options(problem))._asdict()
         named = {name: found[name] for name in problem.differentiable}
         return self.compute(problem, q, k, v, again=False)._replace(gradients=named)
 
@@ -119,6 +124,14 @@ class Bridge:
     def same_library(self, x: Array) -> bool:
         """Whether x is an array of the library."""
         return type(x).__module__.partition(".")[0] == type(self._like).__module__.partition(".")[0]
+
+
+def _has_tiled_gradients(backend: Backend) -> bool:
+    try:
+        registry.tiled_vjp(backend.library.partition(".")[0])
+    except PathError:
+        return False
+    return True
 
 
 def _start(start: Any) -> Any:
