@@ -87,11 +87,13 @@ def compiled(library: Library, function: Callable[..., Any]) -> Callable[..., An
     return whole
 
 
-def vjp(library: Library, call: Call, gradient: np.ndarray, dtype: str = "float64") -> dict[str, np.ndarray]:
+def vjp(
+    library: Library, call: Call, gradient: np.ndarray, dtype: str = "float64", path: str = "dense"
+) -> dict[str, np.ndarray]:
     """The gradients of a call by attention_vjp, whose shapes and dtypes are those of the arguments."""
     (q, k, v), options = call.arguments(library, dtype)
     given = library.array(gradient, dtype)
-    found = compiled(library, lambda *given: refattn.attention_vjp(*given, **options))(q, k, v, given)
+    found = compiled(library, lambda *given: refattn.attention_vjp(*given, **options, path=path))(q, k, v, given)
     for x, got in [(q, found.q), (k, found.k), (v, found.v), (options.get("sinks"), found.sinks)]:
         assert (x is None) == (got is None)
         assert x is None or (got.shape == x.shape and got.dtype == x.dtype)
