@@ -76,6 +76,78 @@ def test_results_stay_within_the_bound_however_the_arrays_are_chunked(option: st
     assert np.allclose(lse[~empty], golden.lse[~empty], rtol=0, atol=1e-5)
 
 
+def tiled_gradients(q: Any, k: Any, v: Any, gradient: Any, **options: Any) -> dict[str, Any]:
+    """The gradients of path="tiled" as lazy arrays by name, those of several biases by number too."""
+    found = refattn.attention_vjp(q, k, v, gradient, **options, path="tiled")._asdict()
+    terms = found.pop("bias")
+    found |= {f"bias {number}": x for number, x in enumerate(terms if isinstance(terms, tuple) else (terms,))}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def assert_gradients_agree(given: dict[str, Any], plain: dict[str, Any]) -> None:
+    """Lazy gradients, computed, are NumPy's dense ones but for float32's rounding."""
+    (found,) = dask.compute(given, scheduler="synchronous")
+    assert found.keys() == plain.keys()
+    for name, x in plain.items():
+        assert (found[name].shape, found[name].dtype) == (x.shape, x.dtype)
+        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-5 * max(1.0, np.max(np.abs(x))), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("option", "cut"),
+    [
+        *(("relative", "all axes"), ("sinks", "all axes"), ("plain", "within groups"), ("causal", "whole")),
+        *((option, "sequence") for option in ("array bias", "softcap and scale", "dask starts", "nothing visible")),
+    ],
+)
+def test_gradients_are_the_dense_ones_however_the_arrays_are_chunked(option: str, cut: str) -> None:
+    """Those by q, k, v, biases and sinks are NumPy's, for chunks on any axis and options of either library."""
+    sizes = CHUNKS[cut]
+    given, plain = OPTIONS[option](lambda x: chunked(x, sizes)), OPTIONS[option](np.asarray)
+    found = tiled_gradients(*(chunked(x, sizes) for x in (Q, K, V, -Q)), **given)
+    expected = refattn.attention_vjp(Q, K, V, -Q, **plain)._asdict()
+    terms = expected.pop("bias")
+    expected |= {f"bias {number}": x for number, x in enumerate(terms if isinstance(terms, tuple) else (terms,))}
+    assert_gradients_agree(found, {name: x for name, x in expected.items() if x is not None})
+
+
+def test_gradients_of_what_entries_share() -> None:
+    """A batch of one key, and biases of fewer axes than the pairs, sum over chunks of entries, heads and rows."""
+    sizes, keys = CHUNKS["all axes"], BIAS[0, 0]
+    arrays = Q, K[:1], V, -Q
+    found = tiled_gradients(*(chunked(x, sizes) for x in arrays), bias=chunked(keys, sizes), causal=True)
+    expected = refattn.attention_vjp(*arrays, bias=keys, causal=True)
+    plain = {"q": expected.q, "k": expected.k, "v": expected.v, "bias 0": expected.bias}
+    assert_gradients_agree(found, plain)
+
+
+def test_poison_and_the_gradients() -> None:
+    """Chunks that lie beyond the lengths have gradients of 0 whatever they hold; a row of NaN breaks what it sees."""
+    k, v, gradient = K.copy(), V.copy(), -Q
+    k[:, :, 15:], v[:, :, 15:] = np.nan, np.inf
+    gradient[0, 1, 3] = np.nan
+    options: dict[str, Any] = {"mask": masks.lengths(15), "causal": True}
+    lazy = tiled_gradients(*(chunked(x) for x in (Q, k, v, gradient)), **options, sinks=chunked(SINKS))
+    (found,) = dask.compute(lazy, scheduler="synchronous")
+    expected = refattn.attention_vjp(Q, k, v, gradient, **options, sinks=SINKS)._asdict()
+    for name, x in found.items():
+        np.testing.assert_allclose(x, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    assert not found["k"][:, :, 15:].any() and not found["v"][:, :, 15:].any()
+    assert np.isnan(found["k"][0, 0, :4]).all()
+    assert np.isnan(found["sinks"]).tolist() == [False, True, False, False]
+
+
+def test_invisible_pairs_of_chunks_have_no_gradient_in_the_graph() -> None:
+    """Of n x n chunk pairs a causal graph holds n (n + 1) / 2, forwards and back."""
+    count, size = 6, 16
+    q = da.zeros((count * size, 4), chunks=(size, 4), dtype=np.float32)
+    found = refattn.attention_vjp(q, q, q, q, causal=True, path="tiled")
+    for x in found[:3]:
+        keys = [str(key) for key in x.__dask_graph__()]
+        assert sum(key.startswith("_pair_vjp-") for key in keys) == count * (count + 1) // 2
+        assert sum(key.startswith("_pair-") for key in keys) == count * (count + 1) // 2
+
+
 def test_entries_and_heads_broadcast_across_chunks() -> None:
     """A batch of one key serves chunked batches of queries and values, and rank 2 is one head."""
     parts = (Q, K[:1], V), (Q[0, 0], K[0, 0], V[0, 0])
@@ -117,6 +189,17 @@ def test_invisible_pairs_of_chunks_are_not_in_the_graph() -> None:
     assert pair_tasks(refattn.attention(q, q, q, path="tiled")) == count * count
     assert pair_tasks(refattn.attention(q, q, q, causal=True, path="tiled")) == count * (count + 1) // 2
     assert pair_tasks(refattn.attention(q, q, q, mask=masks.window(size, 0), path="tiled")) == 2 * count - 1
+
+
+def test_no_task_of_the_gradients_holds_more_than_tiles_of_scores() -> None:
+    """One chunk pair of 4096 x 4096, forwards and back, runs in less than half of the memory of its scores."""
+    x = da.from_array(RNG.standard_normal((4096, 16), dtype=np.float32), chunks=-1)
+    found = refattn.attention_vjp(x, x, x, x, causal=True, path="tiled")
+    tracemalloc.start()
+    dask.compute(found.q, found.k, found.v, scheduler="synchronous")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4096 * 4096 * 4 / 2
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"bias": biases.alibi(1)}], ids=["mask", "bias"])

@@ -42,9 +42,11 @@ def options_of(library: Library, name: str) -> dict[str, Any]:
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of three rows and four keys, so that short calls have whole and ragged ones."""
     from refattn import registry
+    from refattn_backends.jax_backward import tiled_vjp
     from refattn_backends.jax_tiles import tiled
 
     monkeypatch.setitem(registry._TILED, "jax", lambda call: tiled(call, rows=3, keys=4))
+    monkeypatch.setitem(registry._TILED_VJP, "jax", lambda call, gradient: tiled_vjp(call, gradient, rows=3, keys=4))
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -79,6 +81,32 @@ def test_derivatives_are_the_dense_ones(library: Library) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
+def test_gradients_are_the_dense_ones(library: Library) -> None:
+    """attention_vjp(path="tiled") under jit gives NumPy's gradients by every argument, whatever hidden keys hold."""
+    import jax
+
+    drawn = [generator.standard_normal(shape) for shape in (*SHAPES, (2, HEADS, Q_LEN, 5))]
+    _, k, v, gradient = drawn
+    k[1, :, 8], v[1, :, 8], gradient[0, 1, 2, 3] = np.nan, np.inf, np.nan  # a hidden key, and a row of NaN
+    start, count = np.asarray([1, 3]), np.asarray([3, 8])
+    table, array, sinks = (generator.standard_normal(shape) for shape in ((HEADS, 5), (Q_LEN, 1), (HEADS,)))
+
+    def call(make: Any, *arrays: Any) -> Any:
+        mask = masks.lengths(make(count)) | masks.chunks(3) & masks.prefix(7)
+        bias = biases.alibi(HEADS) + biases.relative(make(table)) + make(array)
+        options = {"mask": mask, "bias": bias, "sinks": make(sinks), "q_start": make(start), "softcap": 3.0}
+        path = "dense" if make is np.asarray else "tiled"
+        return refattn.attention_vjp(*arrays, **options, causal=True, k_start=-1, path=path)
+
+    expected = call(np.asarray, *drawn)
+    found = jax.jit(lambda *x: call(library.array, *x))(*map(library.array, drawn))
+    for dense, tiled in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(tiled, dense, rtol=1e-11, atol=1e-11)
+    assert np.isnan(expected.k[0]).any()
+    assert not np.isnan(expected.k[1]).any()
+
+
+@pytest.mark.usefixtures("small_tiles")
 def test_hidden_poison_under_vmap(library: Library) -> None:
     """Mapped over entries and eagerly, hidden keys influence nothing and visible ones do, as on the dense path."""
     import jax
@@ -94,8 +122,8 @@ def test_hidden_poison_under_vmap(library: Library) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("derivative", [False, True])
-def test_memory_is_linear(library: Library, derivative: bool) -> None:
+@pytest.mark.parametrize("derivative", ["none", "grad", "vjp"])
+def test_memory_is_linear(library: Library, derivative: str) -> None:
     """Compiled for twice the length, output and gradients need about twice the scratch memory, not four times."""
     import jax
 
@@ -103,9 +131,13 @@ def test_memory_is_linear(library: Library, derivative: bool) -> None:
         def call(x: Any) -> Any:
             return refattn.attention(x, x, x, causal=True, path="tiled").sum()
 
-        function = jax.grad(call) if derivative else call
+        def closed(x: Any) -> Any:
+            return refattn.attention_vjp(x, x, x, x, causal=True, path="tiled")
+
+        function = {"none": call, "grad": jax.grad(call), "vjp": closed}[derivative]
         shape = jax.ShapeDtypeStruct((1, length, 8), "float32")
         return int(jax.jit(function).lower(shape).compile().memory_analysis().temp_size_in_bytes)
 
-    assert scratch(16384) < 3 * scratch(8192)
-    assert scratch(16384) < 16384 * 16384 // 4
+    short, long = scratch(8192), scratch(16384)
+    assert long < 3 * short
+    assert long < 16384 * 16384 // 4

@@ -71,6 +71,110 @@ def test_results_and_derivatives_are_the_dense_ones(library: Library, name: str,
         torch.testing.assert_close(tiled, dense, rtol=1e-10, atol=1e-10)
 
 
+GRADIENTS = {name: name not in ("scale 0", "soft cap") for name in CALLS}  # whether the kernel's derivative is asked
+
+
+@pytest.fixture
+def generic_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls whose gradients the generic tiles computed since the test began."""
+    from refattn_backends import torch_backward
+
+    calls: list[Any] = []
+    generic = torch_backward.generic
+
+    def counting(call: Any, gradient: Any) -> Any:
+        calls.append(call)
+        return generic(call, gradient)
+
+    monkeypatch.setattr(torch_backward, "generic", counting)
+    return calls
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_tiled_gradients_are_the_dense_ones(library: Library, generic_calls: list[Any], name: str, shapes: str) -> None:
+    """By the kernel's derivative where it satisfies the clauses, with sinks and without, and elsewhere by tiles."""
+    q, k, v, given = drawn(library, *SHAPES[shapes], (SHAPES[shapes][0][-3],))
+    (gradient,) = drawn(library, tuple(refattn.attention(q, k, v, **CALLS[name]).shape))
+    for sinks in (None, given):
+        dense, tiled = (
+            refattn.attention_vjp(q, k, v, gradient, sinks=sinks, path=path, **CALLS[name])
+            for path in ("dense", "tiled")
+        )
+        for expected, actual in zip(dense, tiled, strict=True):
+            if expected is not None:
+                np.testing.assert_allclose(library.host(actual), library.host(expected), rtol=1e-10, atol=1e-10)
+    assert bool(generic_calls) != GRADIENTS[name]
+
+
+@pytest.mark.parametrize(
+    ("which", "poison"),
+    [(which, poison) for which in ("q", "k", "v", "sinks") for poison in (float("nan"), float("inf"), 1e308)]
+    + [("gradient", float("nan")), ("gradient", float("inf"))],
+)
+def test_data_that_the_derivative_breaks_on_takes_the_tiles(
+    library: Library, generic_calls: list[Any], which: str, poison: float
+) -> None:
+    """What is not finite or overflows never reaches the kernel, but for large sinks; the result is the dense one."""
+    shapes = (*SHAPES["grouped"], (2, 4, 9, 16), (4,))
+    arrays = dict(zip(("q", "k", "v", "gradient", "sinks"), drawn(library, *shapes)))
+    arrays[which][(..., -2) if which == "sinks" else (..., -2, slice(None))] = poison
+    options: dict[str, Any] = {"causal": True, "q_start": 0, "sinks": arrays.pop("sinks")}
+    dense, tiled = (refattn.attention_vjp(*arrays.values(), path=path, **options) for path in ("dense", "tiled"))
+    assert bool(generic_calls) == (which != "sinks" or not poison < float("inf"))
+    for expected, actual in zip(dense, tiled, strict=True):
+        if expected is not None:
+            np.testing.assert_allclose(library.host(actual), library.host(expected), rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_of_masked_tiles(library: Library, generic_calls: list[Any]) -> None:
+    """A mask over several tiles, with rows that see nothing, and inputs with odd strides."""
+    q, k, v, gradient = (x[..., ::2] for x in drawn(library, (4, 700, 8), (2, 1100, 8), (2, 1100, 8), (4, 700, 8)))
+    mask = (masks.window(90, 0) | masks.prefix(3)) & masks.lengths(600) & ~masks.prefix(2)
+    dense, tiled = (
+        refattn.attention_vjp(q, k, v, gradient, mask=mask, q_start=300, path=path) for path in ("dense", "tiled")
+    )
+    assert not generic_calls
+    for part in "qkv":
+        expected, actual = (library.host(getattr(found, part)) for found in (dense, tiled))
+        np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-10)
+        assert not expected.all()
+
+
+def test_gradients_can_be_differentiated(library: Library, generic_calls: list[Any]) -> None:
+    """autograd takes derivatives of the gradients, which the kernel's derivative has not, by the generic tiles."""
+    import torch
+
+    found = []
+    for path in ("dense", "tiled"):
+        leaves = [x.requires_grad_() for x in drawn(library, *SHAPES["grouped"])]
+        first = refattn.attention_vjp(*leaves, torch.cos(leaves[0].detach()), causal=True, q_start=2, path=path)
+        found.append(torch.autograd.grad(sum((x**2).sum() for x in first[:3]), leaves))
+    assert len(generic_calls) == 1
+    for dense, tiled in zip(*found, strict=True):
+        torch.testing.assert_close(tiled, dense, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_compile_in_one_graph(library: Library) -> None:
+    """torch.compile takes attention_vjp(path="tiled") in one graph, and hidden poison stays harmless."""
+    import torch
+
+    from refattn import registry
+
+    q, k, v, gradient = drawn(library, *SHAPES["grouped"], (2, 4, 9, 16))
+    k[..., -1, :], v[..., -1, :] = float("nan"), float("inf")
+    options = {"sinks": drawn(library, (4,))[0], "softcap": 2.0, **CALLS["one mask for all"]}
+    expected = refattn.attention_vjp(q, k, v, gradient, **options)
+    registry._TILED_VJP.clear()
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda *x: refattn.attention_vjp(*x, path="tiled", **options), fullgraph=True, backend="eager"
+    )
+    for dense, tiled in zip(expected, compiled(q, k, v, gradient), strict=True):
+        if dense is not None:
+            torch.testing.assert_close(tiled, dense, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
