@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from refattn import cli
+from libraries import Library
+from refattn import cli, registry
 from refattn.conformance.cases import all_cases
 from refattn.conformance.faults import named
 from refattn.conformance.faults.catch import target_of
@@ -12,6 +15,7 @@ from refattn.conformance.isolation.target import IsolatedTarget
 from refattn.conformance.records import Report
 from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets import TargetError, find_target
+from refattn.errors import PathError
 
 CASES = [case for case in all_cases() if case.name.startswith("gradients.") and case.build is not None]
 PAIRS = chosen_pairs(CASES, dtypes=("float32",))
@@ -79,13 +83,27 @@ def test_wrong_gradients_are_told(name: str, verdict: str, words: str) -> None:
 
 @pytest.mark.library("numpy")
 def test_without_being_asked_for_gradients_are_unsupported() -> None:
-    """Neither a function nor a fast path is judged on what it was not asked for."""
+    """A function is not judged on what it was not asked for; refattn's own paths offer gradients anyway."""
     assert judged("attend", "numpy", None).counts == {
         **dict.fromkeys(judged("attend", "numpy", None).counts, 0),
         "unsupported": len(PAIRS),
     }
+    for name in ("refattn-numpy", "refattn-numpy-tiled"):
+        assert find_target(name).unsupported(("gradients", "bias gradient", "sinks gradient"), "float32") == ""
+
+
+@pytest.mark.library("numpy")
+def test_tiles_without_derivatives_are_not_judged_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin with tiles of its own but no backward pass has no gradients, nor can NumPy take them."""
+
+    def refuses(library: str) -> Any:
+        raise PathError("path", "'dense'", "'tiled'")
+
+    monkeypatch.setattr(registry, "tiled_vjp", refuses)
     assert find_target("refattn-numpy-tiled").unsupported(("gradients",), "float32") != ""
-    assert find_target("refattn-numpy").unsupported(("gradients", "bias gradient", "sinks gradient"), "float32") == ""
+    assert find_target("refattn-numpy").unsupported(("gradients",), "float32") == ""
+    with pytest.raises(TargetError, match="numpy, which does not differentiate"):
+        find_target("refattn-numpy-tiled", gradients="")
 
 
 @pytest.mark.library("numpy")
@@ -97,8 +115,19 @@ def test_targets_that_do_not_differentiate_are_refused(capsys: pytest.CaptureFix
         find_target("gradient_kernels:attend", gradients="gradient_kernels:nothing")
     with pytest.raises(TargetError, match="is for a function of refattn's convention"):
         find_target("refattn-numpy", gradients="gradient_kernels:backward")
-    assert cli.main(["check", "refattn-numpy-tiled", "--gradients", "--clauses", "D1"]) == 2
+    assert cli.main(["check", "gradient_kernels:attend", "--gradients", "--clauses", "D1"]) == 2
     assert "which does not differentiate" in capsys.readouterr().err
+
+
+def test_the_command_judges_tiled_gradients(library: Library, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a tiled path, with or without being asked for."""
+    if library.name in ("jax", "dask"):
+        pytest.skip("each case is compiled or scheduled for seconds, and the suite runs some of them")
+    command = ["check", f"refattn-{library.name}-tiled", "--clauses", "D6", "--dtype", "float32"]
+    for more in ([], ["--gradients"]):
+        assert cli.main([*command, *more]) == 0
+        said = capsys.readouterr().out
+        assert "conforms" in said and "unsupported" not in said
 
 
 @pytest.mark.library("numpy")

@@ -46,6 +46,25 @@ def test_tiles_agree_with_the_specification(name: str, poison: float) -> None:
         np.testing.assert_allclose(actual, dense, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("poison", [0.5, float("nan")])
+def test_gradients_agree_with_the_specification(monkeypatch: pytest.MonkeyPatch, name: str, poison: float) -> None:
+    """Gradients from the outputs and log-sum-exps of these tiles are the dense ones, whatever the last key holds."""
+    from refattn import registry
+    from refattn_backends.cupy import BACKEND
+    from refattn_backends.cupy_tiles import tiled
+
+    (q, k, v), _ = checked(poison, OPTIONS[name])
+    monkeypatch.setitem(registry._TILED, "numpy", lambda call: tiled(call, rows=4, keys=3))
+    monkeypatch.setitem(registry._TILED_VJP, "numpy", BACKEND.tiled_vjp)
+    gradient = np.cos(np.arange(2 * 4 * 9 * 8)).reshape(2, 4, 9, 8)
+    dense, found = (refattn.attention_vjp(q, k, v, gradient, path=path, **OPTIONS[name]) for path in ("dense", "tiled"))
+    for expected, actual in zip(dense, found, strict=True):
+        if expected is not None:
+            np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("name", ["all keys", "triangle", "nothing", "scores"])
 def test_hand_over_to_torch(name: str) -> None:

@@ -144,7 +144,7 @@ def test_gradients_through_a_cache(tile: Any, library: Library, kind: str) -> No
     found = refattn.attention_vjp(
         newest, cache.k, cache.v, gradient, mask=masks.lengths(cache.length), **options, path="tiled"
     )
-    shown = {} if counts is None else {"mask": masks.lengths(counts)}
+    shown: dict[str, Any] = {} if counts is None else {"mask": masks.lengths(counts)}
     expected = refattn.attention_vjp(newest, k, v, gradient, **options, **shown)
     np.testing.assert_allclose(library.host(found.q), library.host(expected.q), rtol=1e-12, atol=1e-12)
     for part in "kv":
@@ -158,18 +158,18 @@ def test_gradients_through_a_cache(tile: Any, library: Library, kind: str) -> No
 def test_memory_is_linear_in_the_length(library: Library, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A long call needs some tiles beyond its arguments and gradients, also where biases are summed over."""
     length = 4096
-    options: dict[str, Any] = {
+    long: dict[str, dict[str, Any]] = {
         "all keys": {},
         "window": {"mask": masks.window(600, 0) & ~masks.prefix(5)},
         "biases": {
             "bias": biases.relative(np.ones((1, 9), np.float32)) + np.ones(length, np.float32),
             "mask": masks.window(600, 0),
         },
-    }[name]
+    }
     generic(monkeypatch, library)
     q = np.random.default_rng(4).standard_normal((1, length, 8)).astype(np.float32)
     tracemalloc.start()
-    found = refattn.attention_vjp(q, q, q, q, **options, path="tiled")
+    found = refattn.attention_vjp(q, q, q, q, **long[name], path="tiled")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert np.isfinite(found.q).all()

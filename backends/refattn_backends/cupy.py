@@ -39,10 +39,11 @@ class CupyBackend(Plugin):
         return tiled(call, torch=torch_on_device())
 
     def tiled_vjp(self, call: Call, gradient: Array) -> dict[str, Any]:
-        """The generic tiles, see `tiles_backward`."""
+        """The generic tiles, as large as the device likes them, see `tiles_backward`."""
+        from refattn_backends.cupy_tiles import KEYS, ROWS
         from refattn_backends.tiles_backward import tiled_vjp
 
-        return tiled_vjp(call, gradient)
+        return tiled_vjp(call, gradient, ROWS, KEYS)
 
 
 BACKEND = CupyBackend()

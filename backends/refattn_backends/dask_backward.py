@@ -17,7 +17,6 @@ from refattn.arguments import Call
 from refattn.arrays import Array, Shape, quiet
 from refattn.biases import Bias, Plain, Relative
 from refattn.frames import Frame
-from refattn_backends import tiles
 from refattn_backends.dask_tiles import (
     CHUNK,
     EVALUATED,
@@ -35,7 +34,8 @@ from refattn_backends.dask_tiles import (
     tiles_of,
     whole_block,
 )
-from refattn_backends.tiles_backward import Sums, forward, sinks_found
+from refattn_backends.tiles import cut
+from refattn_backends.tiles_backward import KEYS, ROWS, Sums, forward, sinks_found
 from refattn_backends.tiles_backward import tiled_vjp as generic
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -119,7 +119,7 @@ def _chunks_of(term: Bias, leads: Chunks, rows: tuple[int, ...], keys: tuple[int
 
 def _given(call: Call, rows: range, keys: range, masked: bool) -> list[Any]:
     """Mask (None: all is visible) and what biases are made of, of one pair of chunks, as lazy arrays of all heads."""
-    frame = tiles.cut(call, rows, keys, masked=masked).frame()
+    frame = cut(call, rows, keys, masked=masked).frame()
     visible = call.mask.evaluate(frame) if masked and call.mask is not None else None
     found: list[Any] = [visible]
     for term in () if call.bias is None else call.bias.terms():
@@ -184,7 +184,7 @@ def _pair_vjp(
     q, k, v, *own = blocks
     call = narrow_call(shared, (tile, at, masked), (q, k, v), scale, given, _made)._replace(sinks=None)
     with quiet(call.library):
-        sums = Sums(call, tiles.ROWS, tiles.KEYS)
+        sums = Sums(call, ROWS, KEYS)
         sums.add_all(*own)
         found = sums.found()
         bias: Iterable[Array | None] = found.pop("bias")

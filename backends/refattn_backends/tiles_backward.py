@@ -15,7 +15,9 @@ from refattn.arrays import Array, Shape, quiet
 from refattn.biases import Bias, Plain, Relative
 from refattn.gradients import Pairs, Parts, lost_rows, nothing, of_pairs, of_sinks, summed_to
 from refattn.pipeline import logits_of, visibility, zero_filled
-from refattn_backends.tiles import KEYS, ROWS, cut, shown, spans
+from refattn_backends.tiles import cut, shown, spans
+
+ROWS, KEYS = 256, 256  # the largest tile, of which some eight arrays are held at a time
 
 
 def tiled_vjp(call: Call, gradient: Array, rows: int | None = None, keys: int | None = None) -> dict[str, Any]:

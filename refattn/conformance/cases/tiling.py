@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from refattn import Partial, attention, attention_with_lse, masks, merge
+from refattn import Partial, attention, attention_vjp, attention_with_lse, masks, merge
 from refattn.conformance.case import FULL, Api, Chapter, Problem, Unsupported
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
+from refattn.conformance.gradients import golden_gradients_of
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw, precision
 from refattn.errors import PartialError, PathError
@@ -129,19 +132,48 @@ def tiled_path_equals_dense(api: Api) -> None:
     expect(api.dtype_of(output) == api.dtype, f"the tiled output has dtype {api.dtype_of(output)}")
 
 
+@CASES.check("T1", "D1", area="tiles", dtypes=FULL)
+def tiled_gradients_equal_dense(api: Api) -> None:
+    """The gradients of path="tiled" keep the dense path's bounds: masks, groups, sinks, a bias that is shared."""
+    draw = api.draw
+    data = draw.qkv(5, 7, batch=(1,), heads=4, kv_heads=2)
+    given = {"bias": draw.normal(4, 1, 7), "sinks": draw.normal(4), "grad_output": draw.normal(1, 4, 5, 8)}
+    exact = golden_gradients_of(Problem(**data, **given, causal=True, q_start=2, softcap=2.0))
+    q, k, v, bias, sinks, gradient = (api.array(x) for x in (*(data[name] for name in "qkv"), *given.values()))
+    options = {"bias": bias, "sinks": sinks, "q_start": 2, "softcap": 2.0}
+    found = attention_vjp(q, k, v, gradient, mask=masks.causal(), **options, path="tiled")._asdict()
+    for name, bound in exact.bounds(api.dtype).items():
+        expect_within(f"tiled gradient of {name}", api.host(found[name]), exact.values[name], bound)
+
+
 @CASES.check("T4", area="tiles")
 def memory_of_the_tiled_path(api: Api) -> None:
     """On NumPy, whose memory can be traced, path="tiled" never holds as much as half of an Lq x Lk array."""
+    q, k, v = _long(api, 2048)
+    _expect_no_pairs("the tiled path", lambda: attention(q, k, v, causal=True, path="tiled"), q.shape[-2])
+
+
+@CASES.check("T4", area="tiles")
+def memory_of_the_tiled_gradients(api: Api) -> None:
+    """Nor do its gradients, that of a bias of one number per key included: weights are computed again, not kept."""
+    q, k, v = _long(api, 4096)
+    bias = api.array(api.draw.normal(q.shape[-2]))
+    _expect_no_pairs(
+        "the tiled gradients", lambda: attention_vjp(q, k, v, q, bias=bias, causal=True, path="tiled"), q.shape[-2]
+    )
+
+
+def _long(api: Api, length: int) -> tuple[Any, ...]:
     if api.name != "numpy":
         raise Unsupported(f"what {api.name} allocates is not traced")
-    length = 2048
-    q, k, v = (api.array(x) for x in api.draw.normal(3, 1, length, 4))
+    return tuple(api.array(x) for x in api.draw.normal(3, 1, length, 4))
+
+
+def _expect_no_pairs(what: str, call: Callable[[], Any], length: int) -> None:
     tracemalloc.start()
     try:
-        attention(q, k, v, causal=True, path="tiled")
+        call()
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    expect(
-        most < 2 * length**2, f"the tiled path held {most / 2**20:.1f} MiB, all pairs are {length**2 / 2**18:.0f} MiB"
-    )
+    expect(most < 2 * length**2, f"{what} held {most / 2**20:.1f} MiB, all pairs are {length**2 / 2**18:.0f} MiB")
