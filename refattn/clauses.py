@@ -469,7 +469,7 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Online softmax",
         "Attention computed tile by tile over the keys gives the same real number as over all keys at once, for every "
-        "option and every tile size.",
+        "option and every tile size, and so do its gradients.",
     ),
     Clause(
         "T2",
@@ -490,7 +490,8 @@ CLAUSES: tuple[Clause, ...] = (
         "T4",
         "MUST",
         "Memory",
-        "Tiled attention needs O(L d) memory beyond its arguments, never an Lq x Lk array, not even a mask.",
+        "Tiled attention needs O(L d) memory beyond its arguments, never an Lq x Lk array, not even a mask; so do its "
+        "gradients beyond themselves.",
     ),
     Clause(
         "D1",

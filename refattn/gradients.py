@@ -5,7 +5,8 @@ With P the weights, S the scaled scores, X the logits and G the gradient of the 
     dP = G v^T        dX = P (dP - rowsum(P dP))        dS = dX cap'(S)
     dq = scale dS k   dk = scale dS^T q                 dv = P^T G
 
-summed over whatever was broadcast. Weights are recomputed in at least float32, and each gradient is rounded once.
+summed over whatever was broadcast. Weights are recomputed in at least float32, and each gradient is rounded once. A
+tiled path calls `of_pairs` on a tile at a time, with rowsum(P dP) of all keys (T1).
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def attention_vjp(
     Axes that were broadcast are summed over, and so are the query heads of a group (D2). Rows that see no key (D3) and
     pairs that are invisible (D4) get exact zeros and add none, whatever they hold, grad_output included. A row whose
     visible data are not finite makes gradients NaN, of its own query and of the keys that it sees.
-    Raises what `attention` raises, and GradientError (D1) for another grad_output.
+    path="tiled" recomputes the weights tile by tile from the log-sum-exp, and holds no (Lq, Lk) array (T1, T4).
+    Raises what `attention` raises, GradientError (D1) for another grad_output, and PathError (E4) where the backend of
+    q's library has tiles without derivatives.
 
     The output is a mean of the two values; the keys differ, and so the query has a gradient:
 

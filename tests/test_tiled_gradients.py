@@ -173,7 +173,7 @@ def test_memory_is_linear_in_the_length(library: Library, monkeypatch: pytest.Mo
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert np.isfinite(found.q).all()
-    assert peak < 24 * 2**20 < 4 * length * length // 2
+    assert peak < 12 * 2**20 < 4 * length * length // 4
 
 
 @NUMPY
