@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import refattn
-from drawn_calls import Call, calls
+from drawn_calls import Call, Floats, calls
 from libraries import Library
 from refattn import biases, masks, registry
 from refattn_backends import tiles_backward
@@ -70,19 +70,24 @@ def test_narrow_dtypes(library: Library, dtype: str) -> None:
     agree(library, call, output_gradient(call, 1), dtype, {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype])
 
 
+HIDDEN = POISONED | {
+    "empty rows with sinks": POISONED["empty rows"] | {"sinks": Floats(np.asarray([0.0, 1.0, -np.inf, 2.0]), None)}
+}
+
+
 @EAGER
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1e308], ids=["nan", "inf", "1e308"])
-@pytest.mark.parametrize("name", POISONED)
+@pytest.mark.parametrize("name", HIDDEN)
 def test_invisible_data_influence_no_gradient(tile: Any, library: Library, name: str, poison: float) -> None:
     """What invisible keys hold, and the gradient of empty rows, changes nothing, and has gradients of exactly 0."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, heads, 5, 3)) for heads in (4, 2, 2))
-    gradient = output_gradient(Call(q, k, v, POISONED[name]), 1)
-    clean = vjp(library, Call(q, k, v, POISONED[name]), gradient)
+    gradient = output_gradient(Call(q, k, v, HIDDEN[name]), 1)
+    clean = vjp(library, Call(q, k, v, HIDDEN[name]), gradient)
     k[..., 3:, :], v[..., 3:, :] = poison * np.asarray([1, -1, 1]), poison
-    empty = {"empty rows": slice(0, 2), "nothing": slice(None)}.get(name, slice(0, 0))
+    empty = slice(None) if name == "nothing" else slice(0, 2 if "empty rows" in name else 0)
     gradient[..., empty, :] = q[..., empty, :] = poison
-    found = vjp(library, Call(q, k, v, POISONED[name]), gradient, path="tiled")
+    found = vjp(library, Call(q, k, v, HIDDEN[name]), gradient, path="tiled")
     for part, x in clean.items():
         np.testing.assert_allclose(found[part], x, rtol=1e-12, atol=1e-12, err_msg=part)
     for part, hidden in {"k": slice(3, 5), "v": slice(3, 5), "q": empty}.items():

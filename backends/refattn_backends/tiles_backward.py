@@ -70,8 +70,8 @@ def of_tile(call: Call, gradient: Array, lse: Array, of_row: Array) -> tuple[Par
 
     visible, summands = visibility(call)
     logits = logits_of(call, visible, summands, remember)
-    level = xp.where(lse == -float("inf"), 0.0, lse)  # of rows that see no key: -inf - (-inf) would be NaN
-    parts = of_pairs(call, Pairs(xp.exp(logits - level), visible, seen["capped"]), gradient, of_row)
+    weights = xp.exp(logits - lse)  # NaN in a row that sees no key, as anything may be at invisible pairs
+    parts = of_pairs(call, Pairs(weights, visible, seen["capped"]), gradient, of_row)
     return parts, xp.ones((1, 1), dtype=xp.bool, device=call.device) if visible is None else visible
 
 

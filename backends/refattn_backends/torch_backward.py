@@ -92,8 +92,8 @@ def _pieces(call: Call) -> Iterator[_Piece]:
 def _of_piece(piece: _Piece, gradient: Array, output: Array, lse: Array) -> dict[str, Array]:
     """The gradients of q, k and v of a piece; gradient, output and lse are those of its rows over all keys."""
     call, causal, some = piece.call, piece.causal, piece.some
-    if some is not None:  # others have weight 0, and a log-sum-exp that the kernel can compute with
-        gradient, lse = torch.where(some, gradient, 0.0), torch.where(some[:, 0], lse, torch.finfo(lse.dtype).max)
+    if some is not None:  # a log-sum-exp with which others have weight 0
+        lse = torch.where(some[:, 0], lse, torch.finfo(lse.dtype).max)
     q, k, v, scale = laid_out(call, causal)
     rows = (rows_laid_out(call, x, causal) for x in (gradient, output))
     level = lse.reshape(q.shape[:-1])
