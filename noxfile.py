@@ -23,8 +23,8 @@ FEW_CASES = (
 )
 # And in bfloat16, which JAX computes as it does float32, what is about dtypes and rounding.
 FEW_FOR_JAX = f"({FEW_CASES}) and (not bfloat16 or arrays. or numbers. or levels.)"
-# On its tiled path of gradients two cases: short calls go to the generic tiles, one small program per step.
-FEW_FOR_JAX_TILED = f"({FEW_FOR_JAX}) and (not gradients. or empty_rows_with_sinks or softcap_and_bias)"
+# On its tiled path one case of gradients, beside those of tiling: short calls compile step by step there.
+FEW_FOR_JAX_TILED = f"({FEW_FOR_JAX}) and (not gradients. or gradients.poison_behind_a_mask)"
 
 # Implementations that no random problem may accuse; the second compile or schedule each of them.
 RIGHT = (
