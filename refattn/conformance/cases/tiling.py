@@ -155,7 +155,7 @@ def memory_of_the_tiled_path(api: Api) -> None:
 
 @CASES.check("T4", area="tiles")
 def memory_of_the_tiled_gradients(api: Api) -> None:
-    """Nor do its gradients, that of a bias of one number per key included: weights are computed again, not kept."""
+    """On NumPy, the gradients of path="tiled", that of a bias per key included, never hold half of an Lq x Lk array."""
     q, k, v = _long(api, 4096)
     bias = api.array(api.draw.normal(q.shape[-2]))
     _expect_no_pairs(
