@@ -31,10 +31,12 @@ class NumpyBackend(Plugin):
         return tiled(call)
 
     def tiled_vjp(self, call: Call, gradient: Array) -> dict[str, Any]:
-        """The generic tiles, see `tiles_backward`."""
+        """Threads over heads and tiles, see `numpy_backward`; the generic tiles for what those leave."""
+        from refattn_backends.numpy_backward import backward
         from refattn_backends.tiles_backward import tiled_vjp
 
-        return tiled_vjp(call, gradient)
+        found = backward(call, gradient)
+        return tiled_vjp(call, gradient) if found is None else found
 
 
 def host_dtype(name: str | None) -> Any:

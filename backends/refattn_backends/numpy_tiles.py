@@ -12,20 +12,20 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial, reduce
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from refattn.arguments import Call
 from refattn.arrays import Array, quiet
-from refattn.frames import Frame
 from refattn.partials import Partial, merge_two, with_sinks
 from refattn.pipeline import dense
 from refattn_backends import workers
 from refattn_backends.blas import one_thread
-from refattn_backends.numpy_logits import Logits, Options, take
+from refattn_backends.numpy_logits import Logits, take
+from refattn_backends.numpy_options import options_of
 from refattn_backends.numpy_softmax import Rows
-from refattn_backends.pieces import Piece, Shown
+from refattn_backends.pieces import Shown
 from refattn_backends.tiles import broken_where_bare, cut, rows_over_keys, shown, spans
 from refattn_backends.tiles import tiled as generic
 
@@ -145,42 +145,12 @@ class _Tiled:
         for tile in shown(call, rows, part, len(part) if self.few else KEYS):
             for piece in self.shown.pieces(rows, tile):
                 at = slice((piece.rows.start - rows.start) * group, (piece.rows.stop - rows.start) * group)
-                keys, options = slice(piece.keys.start, piece.keys.stop), self._options(piece, job)
+                keys, options = slice(piece.keys.start, piece.keys.stop), options_of(call, piece, job.entry, job.heads)
                 logits = Logits(scaled[:, at], columns[..., keys], group, options, few=self.few)
                 if self.aside is not None:
                     state.meet(at, logits, self.aside[job.entry][job.heads][:, keys])
                 state.add(at, logits, v[:, keys], few=self.few)
         return state.finish()
-
-    def _options(self, piece: Piece, job: Job) -> Options:
-        """Softcap, biases and visibility of a piece for one entry and some heads; a bias of -inf hides (M17)."""
-        call, visible, summands = self.call, piece.visible, []
-        heads = slice(job.heads.start * call.group, job.heads.stop * call.group)
-        if visible is not None:
-            visible = visible.reshape((1,) * (len(self.batch) + 3 - visible.ndim) + visible.shape)
-            for at in job.entry:
-                visible = visible[min(at, len(visible) - 1)]
-            visible = self._by_row(visible if len(visible) == 1 else visible[heads])
-        if call.bias is not None:
-            q_start, k_start = (self._start(start, job.entry) for start in (call.q_start, call.k_start))
-            tile = (piece.rows, piece.keys)
-            frame = Frame(call.library, call.device, tile=tile, q_start=q_start, k_start=k_start)
-            for term in call.bias.part(job.entry, heads).terms():
-                summand = self._by_row(term.evaluate(frame, call.compute))
-                hidden = np.isneginf(summand)
-                if hidden.any():
-                    visible = ~hidden if visible is None else visible & ~hidden
-                summands.append(summand)
-        return Options(call.softcap, summands, visible)
-
-    def _start(self, start: Any, entry: tuple[int, ...]) -> int:
-        return start if isinstance(start, int) else int(np.broadcast_to(start, self.batch)[entry])
-
-    def _by_row(self, x: Array) -> Array:
-        """(h * G or 1, T or 1, K or 1), or less axes, as (h or 1, T or 1, G or 1, K or 1)."""
-        x = x.reshape((1,) * (3 - x.ndim) + x.shape)
-        x = x[None] if len(x) == 1 else x.reshape(-1, self.call.group, *x.shape[1:])
-        return x.swapaxes(1, 2)
 
     def _grouped(self, x: Array) -> Array:
         """(H, ...) as (Hkv, G, ...)."""
