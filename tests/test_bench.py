@@ -94,7 +94,9 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_torch")
-@pytest.mark.parametrize("name", ["prefill", "decode", "memory", "sampled golden values", "float64 golden values"])
+@pytest.mark.parametrize(
+    "name", ["prefill", "gradients", "decode", "memory", "sampled golden values", "float64 golden values"]
+)
 def test_measurements_give_rows_with_or_without_the_peer(name: str) -> None:
     """At tiny lengths each measurement gives positive figures, and says of a missing peer that it is missing."""
     for row in measures.MEASURES[name](TINY):

@@ -45,10 +45,12 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls_left
 
 
-def gradients(library: Library, call: Call, gradient: np.ndarray, dtype: str = "float64") -> dict[str, np.ndarray]:
-    """The gradients of a call in tiles, by name."""
-    arrays, options = call.arguments(library, dtype)
-    found = refattn.attention_vjp(*arrays, library.array(gradient, dtype), **options, path="tiled")
+def gradients(
+    library: Library, call: Call, gradient: np.ndarray, dtype: str = "float64", path: str = "tiled"
+) -> dict[str, np.ndarray]:
+    """The gradients of a call, by name."""
+    (q, k, v), options = call.arguments(library, dtype)
+    found = refattn.attention_vjp(q, k, v, library.array(gradient, dtype), **options, path=path)
     return parts_found(library, call, found)
 
 
@@ -59,8 +61,7 @@ def keep_bounds(library: Library, call: Call, found: dict[str, np.ndarray], grad
     kinds = {f"bias{i}": kind for i, (kind, *_) in enumerate(call.options.get("bias") or [])}
     for name, x in found.items():
         if kinds.get(name) == "relative":
-            dense = refattn.attention_vjp(*arrays, library.array(gradient, dtype), **options)
-            expected = parts_found(library, call, dense)[name]
+            expected = gradients(library, call, gradient, dtype, "dense")[name]
             np.testing.assert_allclose(x, expected, rtol=1e-9, atol=1e-11 * max(1.0, np.max(np.abs(expected))))
             continue
         known = "bias" if name in kinds else name
@@ -150,11 +151,10 @@ def test_visible_data_that_are_not_finite_are_those_of_the_dense_path(tile: Any,
     rng = np.random.default_rng(5)
     data = {name: rng.standard_normal((LENGTH, 3)) for name in ("q", "k", "v", "gradient")}
     data[where][1, 1] = np.nan
-    arrays = [library.array(x) for x in data.values()]
-    dense, found = (refattn.attention_vjp(*arrays, causal=True, path=path) for path in ("dense", "tiled"))
-    for part in "qkv":
-        expected, got = (getattr(x, part) for x in (dense, found))
-        np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12, err_msg=part)
+    call = Call.of([data[name] for name in "qkv"], {"causal": True})
+    dense, found = (gradients(library, call, data["gradient"], path=path) for path in ("dense", "tiled"))
+    for part, x in dense.items():
+        np.testing.assert_allclose(found[part], x, rtol=1e-12, atol=1e-12, err_msg=part)
 
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, left: list[Any]) -> None:

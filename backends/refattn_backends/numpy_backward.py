@@ -62,7 +62,7 @@ def backward(call: Call, gradient: Array) -> dict[str, Any] | None:
 def after(call: Call, gradient: Array, forward: Partial) -> dict[str, Any] | None:
     """What `backward` gives, from the output and the log-sum-exp of the call, sinks included."""
     output, lse = forward
-    empty = np.isneginf(lse)
+    empty: Array = np.isneginf(lse)
     if not (np.isfinite(output).all() and (lse < np.inf).all()):  # something visible is not finite
         return None
     if not np.isfinite(gradient).all():
@@ -110,7 +110,8 @@ class _Sums:
                 for head in range(self.kv_heads)
             ]
             workers.share(self._run, jobs, self.threads)
-        for sums in (self.k_sums, self.v_sums, self.bias_sums):
+        every: tuple[list[Any], ...] = (self.k_sums, self.v_sums, self.bias_sums)
+        for sums in every:
             while len(sums) > 1:
                 sums[0] += sums.pop(1)
 
@@ -122,8 +123,8 @@ class _Sums:
         call, rows, heads = self.call, job.rows, slice(job.head, job.head + 1)
         at_head = (*job.entry, job.head)
         keys = _Keys(*(x[at_head][None] for x in (self.k, self.v, self.k_sums[job.part], self.v_sums[job.part])))
-        q, *others = (self._stacked(x, job) for x in (self.q, self.gradient, self.lse, self.of_row))
-        tile = _Tile(q * call.scale, *others, call.group, overflow=self.overflow)
+        q, gradient, lse, of_row = (self._stacked(x, job) for x in (self.q, self.gradient, self.lse, self.of_row))
+        tile = _Tile(q * call.scale, gradient, lse, of_row, call.group, overflow=self.overflow)
         width = KEYS * max(1, ROWS // q.shape[1])
         for piece in (
             piece
@@ -134,7 +135,7 @@ class _Sums:
             part = _Keys(*(x[:, piece.keys.start : piece.keys.stop] for x in keys))
             logits, slope = tile.add_weights(at, part, options_of(call, piece, job.entry, heads))
             if call.bias is not None:
-                self.bias_sums[job.part].add(piece, job.entry, self._heads(job), tile.by_row(logits)[0])
+                self.bias_sums[job.part].add(piece, job.entry, self._heads(job), tile.by_pair(logits)[0])
             tile.add_scores(at, part, logits if slope is None else np.multiply(logits, slope, out=logits))
         place = self._place(self.q_sum, job).swapaxes(0, 1)
         np.multiply(tile.q_sum.reshape(place.shape), call.scale, out=place)
@@ -180,16 +181,17 @@ class _Tile:
         shape = (1, keys.k.shape[1], gradient.shape[1])
         x = by_rows(keys.k, self._q_columns[..., at], take("logits", shape, dtype))
         slope = None if options.softcap is None else _capped(x, options.softcap)
-        options._replace(softcap=None).apply(self.by_row(x))
+        visible = None if options.visible is None else np.ascontiguousarray(np.moveaxis(options.visible, -1, 1))
+        Options(None, [np.moveaxis(y, -1, 1) for y in options.summands], visible).apply(self.by_pair(x))
         x -= self._lse[:, None, at]
         weights = np.exp(x, out=x)
         keys.v_sum[...] += by_rows(weights, gradient, take("sum", keys.v.shape, dtype))
         x = by_rows(keys.v, self._gradient_columns[..., at], take("products", shape, dtype))
         x -= self._of_row[:, None, at]
         x *= weights
-        if self._overflow and options.visible is not None:
+        if self._overflow and visible is not None:
             for pairs in (x,) if slope is None else (x, slope):
-                np.copyto(self.by_row(pairs), 0.0, where=~options.visible)  # D4: 0 times infinity is NaN
+                np.copyto(self.by_pair(pairs), 0.0, where=~visible)  # D4: 0 times infinity is NaN
         return x, slope
 
     def add_scores(self, at: slice, keys: _Keys, scores: Array) -> None:
@@ -198,9 +200,9 @@ class _Tile:
         keys.k_sum[...] += by_rows(scores, q, take("sum", keys.k.shape, q.dtype))
         self.q_sum[:, at] += by_rows(scores.mT, keys.k, take("sum", q.shape, q.dtype))
 
-    def by_row(self, x: Array) -> Array:
-        """(1, K, n) as (1, T, G, K), a view."""
-        return x.mT.reshape(1, -1, self._group, x.shape[1])
+    def by_pair(self, x: Array) -> Array:
+        """(1, K, n) as (1, K, T, G), a view."""
+        return x.reshape(*x.shape[:2], -1, self._group)
 
 
 def _capped(x: Array, softcap: float) -> Array:
@@ -215,5 +217,5 @@ def _capped(x: Array, softcap: float) -> Array:
 
 def _may_overflow(a: Array, b: Array, scale: float = 1.0) -> bool:
     """Whether rows of a times rows of b may leave the range of their dtype."""
-    largest = [float(max(x.max(), -x.min())) for x in (a, b)]
-    return prod(largest) * a.shape[-1] * max(1.0, scale) > float(np.finfo(a.dtype).max) / 2
+    largest = prod([float(max(x.max(), -x.min())) for x in (a, b)]) * a.shape[-1] * max(1.0, float(scale))
+    return bool(largest > float(np.finfo(a.dtype).max) / 2)

@@ -30,7 +30,7 @@ def _linear(call: Call, term: Bias) -> bool:
 
 def _padded(call: Call, term: Plain) -> Shape:
     """The shape of an array with all the axes of the scores."""
-    return (1,) * (len(call.scores_shape) - term.array.ndim) + tuple(term.array.shape)
+    return (*(1,) * (len(call.scores_shape) - term.array.ndim), *term.array.shape)
 
 
 class BiasSums:
@@ -40,23 +40,23 @@ class BiasSums:
         self._call, self._sums = call, [_sum_for(call, term) for term in _terms(call)]
 
     def add(self, piece: Piece, entry: tuple[int, ...], heads: slice, logits: Array) -> None:
-        """Adds gradients (T, G, K) of the logits of a piece, which are 0 where it is invisible."""
-        call = self._call
+        """Adds gradients (K, T, G) of the logits of a piece, which are 0 where it is invisible."""
+        call, logits = self._call, logits.transpose(2, 1, 0)  # (G, T, K)
         for term, whole in zip(_terms(call), self._sums, strict=True):
             if whole is None:
                 continue
             place = whole[entry][heads]
             if isinstance(term, Relative):
                 columns = term.columns(frame_of(call, piece, entry)).ravel()
-                for head, of_head in enumerate(np.moveaxis(logits, 1, 0)):
+                for head, of_head in enumerate(logits):
                     place[head] += np.bincount(columns, of_head.ravel(), minlength=place.shape[-1])
                 continue
             rows, keys = (
                 slice(None) if length == 1 else slice(part.start, part.stop)
                 for length, part in zip(place.shape[1:], (piece.rows, piece.keys), strict=True)
             )
-            axes = tuple(axis for axis, length in ((0, place.shape[1]), (2, place.shape[2])) if length == 1)
-            place[:, rows, keys] += np.moveaxis(np.sum(logits, axis=axes, keepdims=True), 1, 0)
+            axes = tuple(axis for axis in (1, 2) if place.shape[axis] == 1)
+            place[:, rows, keys] += np.sum(logits, axis=axes, keepdims=True)
 
     def __iadd__(self, other: BiasSums) -> BiasSums:
         for mine, its in zip(self._sums, other._sums, strict=True):

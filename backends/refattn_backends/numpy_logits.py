@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,7 +105,7 @@ class Logits:
 
 def take(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
     """Scratch of this thread, reused from tile to tile and call to call."""
-    size = int(np.prod(shape))
+    size = prod(shape)
     buffer = _scratch.buffers.get((name, dtype))
     if buffer is None or buffer.size < size:
         buffer = _scratch.buffers[name, dtype] = np.empty(size, dtype)

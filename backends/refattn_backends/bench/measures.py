@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn import KVCache, attend, attention, golden
+from refattn import KVCache, attend, attention, attention_vjp, golden
+from refattn.arguments import check_call
 from refattn_backends.bench.bursts import medians, peak_bytes
-from refattn_backends.bench.rates import decode_floor, prefill_floor
+from refattn_backends.bench.rates import decode_floor, floor_of
 from refattn_backends.bench.rows import Row
 from refattn_backends.bench.sizes import Sizes
+from refattn_backends.numpy_backward import after
+from refattn_backends.numpy_tiles import tiled
 
 MIB, GIB = 2**20, 2**30
 HEADS, WIDTH = 8, 64
@@ -45,19 +48,55 @@ def prefill(sizes: Sizes) -> list[Row]:
     rows = []
     for causal, limit in ((False, 1.25), (True, 1.35)):
         work = f"prefill, {HEADS} heads, L {sizes.prefill}, d {WIDTH}, {'causal' if causal else 'full'}"
-        tiled = {"tiled": partial(attention, q, k, v, causal=causal, path="tiled")}
+        ours = {"tiled": partial(attention, q, k, v, causal=causal, path="tiled")}
         dense = {"dense": partial(attention, q, k, v, causal=causal)}
-        sides: dict[str, Callable[[], Any]] = dict(tiled)
+        sides: dict[str, Callable[[], Any]] = dict(ours)
         if torch:
             sides[TORCH] = partial(torch.nn.functional.scaled_dot_product_attention, *tensors, is_causal=causal)
         took = {name: 1e3 * seconds for name, seconds in medians(sides, sizes.rounds).items()}
-        slow = {name: 1e3 * seconds for name, seconds in medians(tiled | dense, 1).items()}
-        floor = prefill_floor(HEADS, sizes.prefill, WIDTH, causal)
+        slow = {name: 1e3 * seconds for name, seconds in medians(ours | dense, 1).items()}
+        floor = floor_of(HEADS, sizes.prefill, WIDTH, causal, products=2, exponentials=1)
         same: dict[str, Any] = {"work": work, "unit": "ms", "floor": floor}
         theirs = took.get(TORCH)
         rows.append(Row(**same, ours=took["tiled"], peer=TORCH, theirs=theirs, limit=limit, goal=1.0, reason=reason))
         rows.append(Row(**same, ours=slow["tiled"], peer="dense NumPy", theirs=slow["dense"], limit=1.0, goal=0.5))
     return rows
+
+
+def gradients(sizes: Sizes) -> list[Row]:
+    """Tiled gradients on NumPy against torch's fused kernel: forward and backward, and backward alone."""
+    q, k, v, g = (normal(HEADS, sizes.gradients, WIDTH) for _ in range(4))
+    torch, reason = torch_or_reason()
+    tensors = [torch.from_numpy(x)[None] for x in (q, k, v, g)] if torch else []
+    rows = []
+    for causal in (False, True):
+        call = check_call(q, k, v, causal=causal)
+        whole: dict[str, Callable[[], Any]] = {
+            "tiled": partial(attention_vjp, q, k, v, g, causal=causal, path="tiled"),
+        }
+        alone: dict[str, Callable[[], Any]] = {"tiled": partial(after, call, g, tiled(call))}
+        if torch:
+            whole[TORCH], alone[TORCH] = torch_gradients(torch, *tensors, causal)
+        for name, sides, forward in (("forward and backward", whole, 1), ("backward", alone, 0)):
+            took = {side: 1e3 * seconds for side, seconds in medians(sides, max(1, sizes.rounds // 2)).items()}
+            work = f"{name}, {HEADS} heads, L {sizes.gradients}, d {WIDTH}, {'causal' if causal else 'full'}"
+            floor = floor_of(HEADS, sizes.gradients, WIDTH, causal, products=5 + 2 * forward, exponentials=1 + forward)
+            same: dict[str, Any] = {"work": work, "unit": "ms", "floor": floor, "peer": TORCH, "reason": reason}
+            rows.append(Row(**same, ours=took["tiled"], theirs=took.get(TORCH), limit=1.5, goal=1.0))
+    return rows
+
+
+def torch_gradients(
+    torch: Any, q: Any, k: Any, v: Any, g: Any, causal: bool
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What runs torch's forward and backward, and what runs backward alone."""
+    arguments = [x.clone().requires_grad_() for x in (q, k, v)]
+    fused = partial(torch.nn.functional.scaled_dot_product_attention, *arguments, is_causal=causal)
+    output = fused()
+    return (
+        lambda: torch.autograd.grad(fused(), arguments, g),
+        lambda: torch.autograd.grad(output, arguments, g, retain_graph=True),
+    )
 
 
 def decode(sizes: Sizes) -> list[Row]:
@@ -191,6 +230,7 @@ def torch_plugin(sizes: Sizes) -> list[Row]:
 Measure = Callable[[Sizes], list[Row]]
 MEASURES: dict[str, Measure] = {
     "prefill": prefill,
+    "gradients": gradients,
     "decode": decode,
     "memory": memory,
     "sampled golden values": sampled_golden,

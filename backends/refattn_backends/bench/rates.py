@@ -33,13 +33,15 @@ def rates() -> dict[str, float]:
     }
 
 
-def prefill_floor(heads: int, length: int, width: int, causal: bool) -> dict[str, float]:
-    """Milliseconds of two products and one exponential per visible pair, at the machine's rates."""
+def floor_of(
+    heads: int, length: int, width: int, causal: bool, *, products: int, exponentials: int
+) -> dict[str, float]:
+    """Milliseconds of so many products and exponentials per visible pair, at the machine's rates."""
     pairs = heads * length * (length + 1) / 2 if causal else heads * length**2
     found = rates()
     return {
-        "products": 1e3 * pairs * 4 * width / found["gemm_flops"],
-        "exponentials": 1e3 * pairs / found["exponentials"],
+        "products": 1e3 * pairs * 2 * products * width / found["gemm_flops"],
+        "exponentials": 1e3 * pairs * exponentials / found["exponentials"],
     }
 
 
