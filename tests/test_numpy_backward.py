@@ -28,6 +28,7 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     for name, value in zip(("ROWS", "KEYS", "JOBS"), request.param, strict=True):
         monkeypatch.setattr(numpy_backward, name, value)
     monkeypatch.setattr(numpy_backward, "EDGE", 2)
+    monkeypatch.setattr(numpy_backward, "FEW", 0)
     return request.param
 
 
@@ -196,6 +197,16 @@ def test_what_is_broadcast_is_summed(tile: Any, library: Library, left: list[Any
         gradient = output_gradient(call, 1)
         keep_bounds(library, call, gradients(library, call, gradient), gradient, "float64")
     assert not left
+
+
+@pytest.mark.parametrize("length", [64, 65])
+def test_heads_of_few_pairs_are_left_to_others(library: Library, left: list[Any], length: int) -> None:
+    """Jobs are for heads that are worth them."""
+    rng = np.random.default_rng(9)
+    call = Call.of([rng.standard_normal((3, length, 2)) for _ in range(3)], {})
+    gradient = output_gradient(call, 1)
+    keep_bounds(library, call, gradients(library, call, gradient), gradient, "float64")
+    assert bool(left) == (length == 64)
 
 
 def test_zero_sizes(library: Library) -> None:

@@ -24,12 +24,13 @@ from refattn_backends.numpy_bias_sums import BiasSums, summable
 from refattn_backends.numpy_logits import Options, take
 from refattn_backends.numpy_options import options_of
 from refattn_backends.numpy_products import by_rows
-from refattn_backends.numpy_tiles import MANY, SCALES, SMALL, SOLO, tiled
+from refattn_backends.numpy_tiles import SCALES, SOLO, tiled
 from refattn_backends.pieces import KEPT, Shown
 from refattn_backends.tiles import shown, spans
 
 ROWS, KEYS = 256, 480  # pairs of one head: two arrays of 480 KiB in float32 at once
 EDGE = 128  # rows of a strip along the edge of a mask
+FEW = 2**12  # pairs of a head: with no more, all heads are done sooner at once than one by one
 JOBS = 16  # so many jobs at once, as far as there are heads and rows for them
 
 
@@ -46,14 +47,11 @@ def backward(call: Call, gradient: Array) -> dict[str, Any] | None:
     """All gradients in the compute dtype, as `refattn.attention_vjp` rounds them; None for what others must do.
 
     That is queries, keys and gradients that are not finite where something is visible, biases whose pairs several
-    heads or entries share, scales far from 1, no pairs or widths, and very many small entries.
+    heads or entries share, scales far from 1, no pairs or widths, and heads of few pairs.
     """
     if 0 in (*call.scores_shape, call.q.shape[-1], call.v.shape[-1]) or not (SCALES[0] <= abs(call.scale) <= SCALES[1]):
         return None
-    if not summable(call):
-        return None
-    (heads, q_len, k_len), width = call.scores_shape[-3:], max(call.q.shape[-1], call.v.shape[-1])
-    if heads * q_len * k_len * width <= SMALL and prod(call.scores_shape[:-3]) >= MANY:
+    if prod(call.scores_shape[-2:]) <= FEW or not summable(call):
         return None
     call = call._replace(v=zero_filled(call, call.v)[0])
     return after(call, gradient, tiled(call))
