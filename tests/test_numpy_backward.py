@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 import refattn
 from drawn_calls import Call, Floats, calls
 from libraries import Library
+from refattn.conformance.cases import all_cases
+from refattn.conformance.runner import chosen_pairs, run_suite
+from refattn.conformance.targets.refattn import RefattnTarget
 from refattn.golden_gradients import GoldenGradients
 from refattn_backends import numpy_backward, tiles_backward, workers
 from test_gradients import HEADS, LENGTH, POISONED, in_float64, output_gradient, parts_found
@@ -76,7 +79,7 @@ def test_any_tiles_agree_with_golden_gradients(tile: Any, library: Library, left
     count = 0
 
     @given(call=calls(), seed=st.integers(0, 2**32 - 1))
-    @settings(settings.get_profile("few"), max_examples=60)
+    @settings(settings.get_profile("few"), max_examples=40)
     def each(call: Call, seed: int) -> None:
         nonlocal count
         count, call = count + 1, in_float64(call)
@@ -88,16 +91,27 @@ def test_any_tiles_agree_with_golden_gradients(tile: Any, library: Library, left
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": ("window", 100, 30), "softcap": 5.0}], ids=str)
+@pytest.mark.parametrize("options", [{"causal": True}, {"mask": ("window", 100, 30), "softcap": 5.0}], ids=str)
 def test_many_rows_and_keys(library: Library, left: list[Any], dtype: str, options: dict[str, Any]) -> None:
     """Lengths that no tile size divides, with grouped heads and more keys than rows, keep the bound."""
     rng = np.random.default_rng(2)
-    q, k, v = (rng.standard_normal((heads, n, 16)) for heads, n in ((4, 413), (2, 701), (2, 701)))
+    q, k, v = (rng.standard_normal((heads, n, 16)) for heads, n in ((4, 333), (2, 555), (2, 555)))
     q, k, v = (x.astype(dtype).astype(np.float64) for x in (q, k, v))
-    call = Call(q, k, v, options | {"q_start": 288})
+    call = Call(q, k, v, options | {"q_start": 222})
     gradient = output_gradient(call, 1).astype(dtype)
     keep_bounds(library, call, gradients(library, call, gradient, dtype), gradient.astype(np.float64), dtype)
     assert not left
+
+
+def test_small_tiles_conform(monkeypatch: pytest.MonkeyPatch, left: list[Any]) -> None:
+    """The conformance suite, whose problems are small, passes on gradients where no head is too small for tiles."""
+    for name, value in {"ROWS": 5, "KEYS": 3, "EDGE": 2, "FEW": 0}.items():
+        monkeypatch.setattr(numpy_backward, name, value)
+    labels = frozenset(clause.label for clause in refattn.CLAUSES if clause.label.startswith("D"))
+    pairs = chosen_pairs(all_cases(), labels, ("float32", "float16"))
+    report = run_suite(RefattnTarget("numpy", "tiled"), pairs, 20, explained=False)
+    assert report.conforms, [record.message for record in report.broken]
+    assert len(left) < 0.2 * len(report.records)
 
 
 BIASES: dict[str, list[tuple[Any, ...]]] = {

@@ -76,7 +76,7 @@ def gradients(sizes: Sizes) -> list[Row]:
         }
         alone: dict[str, Callable[[], Any]] = {"tiled": partial(after, call, g, tiled(call))}
         if torch:
-            whole[TORCH], alone[TORCH] = torch_gradients(torch, *tensors, causal)
+            whole[TORCH], alone[TORCH] = torch_gradients(torch, tensors, causal)
         for name, sides, forward in (("forward and backward", whole, 1), ("backward", alone, 0)):
             took = {side: 1e3 * seconds for side, seconds in medians(sides, max(1, sizes.rounds // 2)).items()}
             work = f"{name}, {HEADS} heads, L {sizes.gradients}, d {WIDTH}, {'causal' if causal else 'full'}"
@@ -86,11 +86,9 @@ def gradients(sizes: Sizes) -> list[Row]:
     return rows
 
 
-def torch_gradients(
-    torch: Any, q: Any, k: Any, v: Any, g: Any, causal: bool
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def torch_gradients(torch: Any, tensors: list[Any], causal: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """What runs torch's forward and backward, and what runs backward alone."""
-    arguments = [x.clone().requires_grad_() for x in (q, k, v)]
+    arguments, g = [x.clone().requires_grad_() for x in tensors[:3]], tensors[3]
     fused = partial(torch.nn.functional.scaled_dot_product_attention, *arguments, is_causal=causal)
     output = fused()
     return (
