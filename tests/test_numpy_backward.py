@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn
-from drawn_calls import Call, Floats, calls
+from drawn_calls import Call, Floats, Ints, calls
 from libraries import Library
 from refattn.conformance.cases import all_cases
 from refattn.conformance.runner import chosen_pairs, run_suite
@@ -160,9 +160,29 @@ def test_invisible_data_influence_no_gradient(
     assert not left
 
 
+@pytest.mark.parametrize("where", ["k", "v"])
+def test_invisible_pairs_that_overflow(tile: Any, library: Library, left: list[Any], where: str) -> None:
+    """Scores of hidden keys beyond the dtype's range, even without a sign, and such products are no harm."""
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((LENGTH, 4)) for _ in range(3))
+    q[:, :2] = 1.0
+    seen = np.asarray([True, False, True, False, True])  # no stretch of hidden keys is passed over as such
+    call = Call(q, k, v, {"mask": ("raw", Ints(seen, "library")), "softcap": 2.0, "scale": 4.0})
+    gradient = np.full((LENGTH, 4), 4.0)
+    found = gradients(library, call, gradient)
+    keep_bounds(library, call, found, gradient, "float64")
+    {"k": k, "v": v}[where][~seen] = np.asarray([1.0, -1.0, 1.0, 1.0]) * 1.7e308
+    got = gradients(library, call, gradient)
+    for part, x in found.items():
+        np.testing.assert_array_equal(got[part], x, err_msg=part)
+    assert not left
+
+
 @pytest.mark.parametrize("where", ["q", "k", "v", "gradient"])
-def test_visible_data_that_are_not_finite_are_those_of_the_dense_path(tile: Any, library: Library, where: str) -> None:
-    """A NaN that is visible breaks the elements that it breaks on the dense path, and no others."""
+def test_visible_data_that_are_not_finite_are_those_of_the_dense_path(
+    tile: Any, library: Library, left: list[Any], where: str
+) -> None:
+    """A NaN that is visible breaks the elements that it breaks on the dense path, a value none, and no others."""
     rng = np.random.default_rng(5)
     data = {name: rng.standard_normal((LENGTH, 3)) for name in ("q", "k", "v", "gradient")}
     data[where][1, 1] = np.nan
@@ -170,6 +190,7 @@ def test_visible_data_that_are_not_finite_are_those_of_the_dense_path(tile: Any,
     dense, found = (gradients(library, call, data["gradient"], path=path) for path in ("dense", "tiled"))
     for part, x in dense.items():
         np.testing.assert_allclose(found[part], x, rtol=1e-12, atol=1e-12, err_msg=part)
+    assert bool(left) == (where != "v")
 
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, left: list[Any]) -> None:
