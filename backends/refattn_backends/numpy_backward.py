@@ -88,14 +88,16 @@ class _Sums:
         heads, q_len, _ = call.scores_shape[-3:]
         self.gradient, self.lse, self.of_row, self.kv_heads = gradient, lse, of_row, heads // call.group
         # Invisible data that are not finite: every weight that they have is 0.
-        filled = (zero_filled(call, x)[0] for x in (call.q, call.k, call.v))
-        q, k, v = self.q, self.k, self.v = [np.broadcast_to(x, (*self.batch, *x.shape[-3:])) for x in filled]
+        q, k, v = (zero_filled(call, x)[0] for x in (call.q, call.k, call.v))
+        self.overflow = _may_overflow(q, k, abs(call.scale)) or _may_overflow(gradient, v)
+        self.q, self.k, self.v = (np.broadcast_to(x, (*self.batch, *x.shape[-3:])) for x in (q, k, v))
         self.row_tiles = list(spans(range(q_len), max(1, ROWS // call.group)))
         self.parts = max(1, min(KEPT, len(self.row_tiles), JOBS // (prod(self.batch) * self.kv_heads)))
         self.shown = Shown(call, max(1, EDGE // call.group))
-        self.overflow = _may_overflow(q, k, abs(call.scale)) or _may_overflow(gradient, v)
-        self.q_sum = np.empty(q.shape, call.compute)
-        self.k_sums, self.v_sums = ([np.zeros(x.shape, call.compute) for _ in range(self.parts)] for x in (k, v))
+        self.q_sum = np.empty(self.q.shape, call.compute)
+        self.k_sums, self.v_sums = (
+            [np.zeros(x.shape, call.compute) for _ in range(self.parts)] for x in (self.k, self.v)
+        )
         self.bias_sums = [BiasSums(call) for _ in range(self.parts)]
 
     def run(self) -> None:
