@@ -16,13 +16,13 @@ TIMES = "tests/test_speed.py"
 # For NumPy and PyTorch on both cores: two processes of two threads each take twice as long.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # For libraries that compile each new shape or schedule each call: of the certified vectors those of one chapter, and
-# gradients where a library could have its own way.
+# gradients where a library could have its own way; and of whole models one.
 FEW_CASES = (
-    "(not vectors. or vectors.S) and "
+    "(not vectors. or vectors.S) and (not generation. or generation.attention_to_a_context) and "
     "(not gradients. or gradients.empty_rows or gradients.poison or gradients.softcap or gradients.taken)"
 )
-# And in bfloat16, which JAX computes as it does float32, what is about dtypes and rounding.
-FEW_FOR_JAX = f"({FEW_CASES}) and (not bfloat16 or arrays. or numbers. or levels.)"
+# And in bfloat16, which JAX computes as it does float32, what is about dtypes and rounding. Models in the sweep alone.
+FEW_FOR_JAX = f"({FEW_CASES}) and not generation. and (not bfloat16 or arrays. or numbers. or levels.)"
 # On its tiled path one case of gradients, beside those of tiling: short calls compile step by step there.
 FEW_FOR_JAX_TILED = f"({FEW_FOR_JAX}) and (not gradients. or gradients.poison_behind_a_mask)"
 

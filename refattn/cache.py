@@ -86,7 +86,7 @@ class Cache:
         self._live()
         self._check_new(k, v)
         new = int(k.shape[2])
-        added = new if counts is None else self._counts(counts, "counts", new, CacheError)
+        added = self._added(new, counts)
         newer = self._appended(k, v, added)
         self._consumed = True  # K5
         return newer
@@ -96,12 +96,15 @@ class Cache:
         self._live()
         return self._forked()
 
-    def seen_by(self, q_len: int) -> Seen:
-        """The keys and values that the newest q_len queries may see. Raises CacheError if they are not held."""
+    def seen_by(self, q_len: int, first: Any = None) -> Seen:
+        """The keys and values that q_len queries may see, the newest ones, or those from position `first` on.
+
+        Raises CacheError if they are not held.
+        """
         raise NotImplementedError
 
-    def after(self, count: int) -> int:
-        """How many keys `seen_by(count)` shows once `count` more positions are appended: Lk of a call's masks."""
+    def after(self, new: int, counts: Any = None) -> int:
+        """How many keys `seen_by` shows the n new queries of an `append` of n positions: Lk of a call's masks."""
         raise NotImplementedError
 
     def _appended(self, k: Array, v: Array, added: Any) -> Self:
@@ -141,6 +144,10 @@ class Cache:
         """Copies of the buffers that derivatives pass."""
         xp = self._library.xp
         return xp.astype(self._k, self._k.dtype), xp.astype(self._v, self._v.dtype)
+
+    def _added(self, new: int, counts: Any) -> Any:
+        """How many of the new positions count in each entry, all by default."""
+        return new if counts is None else self._counts(counts, "counts", new, CacheError)
 
     def _counts(self, counts: Any, argument: str, most: int, error: type[CacheError]) -> Any:
         """An int, or (batch,) ints: host ones checked, others as they are, in the dtype of an index."""

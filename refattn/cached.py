@@ -29,21 +29,26 @@ def attend(q: Array, cache: Cache, *, causal: bool = True, **options: Any) -> Ar
     return attention(q, k, v, causal=causal, **options)
 
 
-def cached_call(q: Array, cache: Cache, options: dict[str, Any]) -> tuple[Array, Array, dict[str, Any]]:
-    """Keys, values and options with which attention over the concatenated keys is attention over the cache (K3)."""
+def cached_call(
+    q: Array, cache: Cache, options: dict[str, Any], first: Any = None
+) -> tuple[Array, Array, dict[str, Any]]:
+    """Keys, values and options with which attention over the concatenated keys is attention over the cache (K3).
+
+    q stands at the newest positions of each entry, or from position `first` on, an int or (batch,) ints.
+    """
     if not isinstance(cache, Cache):
         raise CacheError("cache", "a cache, such as a KVCache", describe(cache))
     library_of(q, "q")
     if q.ndim != 4:
         raise CacheError("q", "(batch, H, Lq, d_k)", describe(q))
     length, q_len = cache.length, int(q.shape[2])
-    if isinstance(length, int) and q_len > length:  # K7
+    if first is None and isinstance(length, int) and q_len > length:  # K7
         raise CacheError("q", f"at most the {length} newest positions, all that the cache holds", describe(q))
-    seen = cache.seen_by(q_len)
+    seen = cache.seen_by(q_len) if first is None else cache.seen_by(q_len, first)
     options = dict(options)
     k_start = options.get("k_start", 0)
     if options.get("q_start") is None:
-        options["q_start"] = cache.position(length - q_len, k_start)  # K7
+        options["q_start"] = cache.position(length - q_len if first is None else first, k_start)  # K7
     options["k_start"] = cache.position(seen.k_start, k_start)
     if seen.mask is not None:
         mask = options.get("mask")

@@ -45,15 +45,16 @@ class KVCache(Cache):
         """Slots per batch entry."""
         return int(self._k.shape[2])
 
-    def seen_by(self, q_len: int) -> Seen:
+    def seen_by(self, q_len: int, first: Any = None) -> Seen:
         """All used slots; where the entries differ, or may, those up to the greatest length, the others hidden."""
         length, most = self.length, self.after(0)
         used = None if isinstance(length, int) else lengths(length)  # K4
         return Seen(self._k[:, :, :most, :], self._v[:, :, :most, :], 0, used)
 
-    def after(self, count: int) -> int:
+    def after(self, new: int, counts: Any = None) -> int:
         """The greatest length then; the capacity where lengths may not be looked at."""
-        return greatest(self.length) + count if known(self.length) else self.capacity
+        length, added = self.length, self._added(new, counts)
+        return greatest(length + added) if known(length, added) else self.capacity
 
     def _appended(self, k: Array, v: Array, added: Any) -> Self:
         at = self._length

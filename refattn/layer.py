@@ -60,6 +60,7 @@ def multi_head_attention(
     rope: Rotary | None = None,
     positions: Any = None,
     cache: Cache | None = None,
+    counts: Any = None,
     return_weights: bool = False,
     **options: Any,
 ) -> LayerResult:
@@ -71,8 +72,9 @@ def multi_head_attention(
     too, or from cache.length on (L4).
 
     With a cache, x (batch, S, width) holds the next S tokens: keys and values are appended, and causal is True by
-    default, else False. Other options are those of `attention`. Raises LayerError, or the error of the broken clause; a
-    cache that was given is then as it was.
+    default, else False. Where the entries are padded on the right, counts (batch,) says how many of the S tokens are
+    the entry's own: no others are appended, and their rows of the result mean nothing. Other options are those of
+    `attention`. Raises LayerError, or the error of the broken clause; a cache that was given is then as it was.
 
     Returns output (..., S, output width), the weights (..., H, S, Lk) if return_weights (L5), and the cache.
 
@@ -88,10 +90,12 @@ def multi_head_attention(
     _check_layer(library, x, weights, heads, kv_heads, context, rope, cache, return_weights)
     if positions is not None and rope is None:
         raise LayerError("positions", "None without a rope, which alone reads them", describe(positions))
+    if counts is not None and cache is None:
+        raise LayerError("counts", "None without a cache, which alone reads them", describe(counts))
     causal = cache is not None if causal is None else causal
     source = x if context is None else context
     options = {"q_start": None, "k_start": 0, **options, "causal": causal, "mask": mask}
-    starts = _check_attention(library, x, source, weights, heads, kv_heads, cache, options)
+    starts = _check_attention(library, x, source, weights, heads, kv_heads, cache, counts, options)
 
     q = split_heads(_project(library, x, weights.w_q, weights.b_q), heads)  # (..., H, S, d_k)
     k = split_heads(_project(library, source, weights.w_k, weights.b_k), kv_heads)  # (..., Hkv, T, d_k)
@@ -102,8 +106,9 @@ def multi_head_attention(
             at = [positions, positions if context is None else at[1]]
         q, k = turn(q, at[0], **rope._asdict()), turn(k, at[1], **rope._asdict())
     if cache is not None:
-        cache = cache.append(k, v)
-        k, v, options = cached_call(q, cache, options)
+        first = None if counts is None else cache.length
+        cache = cache.append(k, v, counts)
+        k, v, options = cached_call(q, cache, options, first)
     if return_weights:
         stages = attention_stages(q, k, v, **options)
         heads_output, matrix = stages.output, stages.weights  # L5: the same bits
@@ -144,13 +149,14 @@ def _check_attention(
     heads: int,
     kv_heads: int,
     cache: Cache | None,
+    counts: Any,
     options: dict[str, Any],
 ) -> tuple[Any, Any]:
     """Checks the call of attention that will follow, before anything is computed or appended (E3).
 
     Returns the positions of the first query and key, which the masks and RoPE share.
     """
-    k_len = source.shape[-2] if cache is None else cache.after(x.shape[-2])
+    k_len = source.shape[-2] if cache is None else cache.after(x.shape[-2], counts)
     widths = (weights.w_q.shape[1] // heads, weights.w_k.shape[1] // kv_heads, weights.w_v.shape[1] // kv_heads)
     shapes = ((*x.shape[:-2], heads, x.shape[-2]), *2 * ((*source.shape[:-2], kv_heads, k_len),))
     one = library.xp.zeros((1, 1), dtype=x.dtype, device=device_of(library, x))

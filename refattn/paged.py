@@ -85,7 +85,7 @@ class PagedKVCache(Cache):
         """The pages of each entry, in the order of positions."""
         return tuple(tuple(row) for row in self._live()._tables.rows)
 
-    def seen_by(self, q_len: int) -> Seen:
+    def seen_by(self, q_len: int, first: Any = None) -> Seen:
         """The used pages of each entry, brought into the order of positions."""
         length = self.length
         most = max(self._most, default=0)
@@ -94,9 +94,11 @@ class PagedKVCache(Cache):
         k, v = (self._ordered(x, longest)[:, :, :most, :] for x in (self._k, self._v))
         return Seen(k, v, 0, used)
 
-    def after(self, count: int) -> int:
+    def after(self, new: int, counts: Any = None) -> int:
         """The greatest length then; the most it can be where lengths may not be looked at."""
-        return max(self._stops([count] * self._batch, known(self.length)), default=0)
+        added = self._added(new, counts)
+        more = self._each(added) if known(added) else [new] * self._batch
+        return max(self._stops(more, known(self.length, added)), default=0)
 
     def _appended(self, k: Array, v: Array, added: Any) -> Self:
         at, new = self._length, int(k.shape[2])

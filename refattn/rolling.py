@@ -68,31 +68,33 @@ class RollingKVCache(Cache):
         """The position in slot 0, an int, or (batch,) ints."""
         return self._live()._start
 
-    def seen_by(self, q_len: int) -> Seen:
-        """The newest W - 1 + q_len positions; where the entries differ, or may, all slots in use, the others hidden."""
+    def seen_by(self, q_len: int, first: Any = None) -> Seen:
+        """The queries' positions and W - 1 before; where the entries differ, or may, all slots in use, masked."""
         length, start, before = self.length, self._start, self._window - 1
         mask = window(before, 0)
-        if isinstance(length, int) and isinstance(start, int):
-            oldest = max(length - before - q_len, 0)
+        first = length - q_len if first is None else first
+        if isinstance(length, int) and isinstance(start, int) and isinstance(first, int):
+            oldest = max(first - before, 0)
             if oldest < start:
                 expected = f"at most the {length - start - before} newest positions, whose keys the cache still holds"
                 raise CacheError("q", expected, f"{q_len} positions")
-            first, last = oldest - start, length - start
-            return Seen(self._k[:, :, first:last, :], self._v[:, :, first:last, :], oldest, mask)
+            used = slice(oldest - start, length - start)
+            return Seen(self._k[:, :, used, :], self._v[:, :, used, :], oldest, mask)
         used = self._used()
         most = greatest(used) if known(used) else self.slots
-        mask = mask & lengths(used) & self._held(q_len)  # K4
+        mask = mask & lengths(used) & self._held(q_len, first)  # K4
         return Seen(self._k[:, :, :most, :], self._v[:, :, :most, :], start, mask)
 
-    def after(self, count: int) -> int:
-        """The newest W - 1 + count positions; where the entries differ, or may, all slots then in use."""
-        length, start = self.length, self._start
-        if not known(length, start):
-            return self._slots_for(count)
-        start = self._start_after(length + count, count)
-        if isinstance(length, int) and isinstance(start, int):
-            return min(length + count, self._window - 1 + count)
-        return greatest(length + count - start)
+    def after(self, new: int, counts: Any = None) -> int:
+        """The new positions and W - 1 before; where the entries differ, or may, all slots then in use."""
+        first, start, added = self.length, self._start, self._added(new, counts)
+        if not known(first, start, added):
+            return self._slots_for(new)
+        length = tidy(first + added)
+        start = self._start_after(length, new)
+        if isinstance(length, int) and isinstance(start, int) and isinstance(first, int):
+            start = max(first - (self._window - 1), 0)
+        return greatest(length - start)
 
     def _slots_for(self, new: int) -> int:
         """Slots after an append of n: 2 W, or as many as the new queries can see."""
@@ -111,10 +113,10 @@ class RollingKVCache(Cache):
             return self._length - self._start
         return self._row(self._column(self._length) - self._column(self._start))
 
-    def _held(self, q_len: int) -> Mask:
-        """Which of the newest q_len rows have all of their window among the slots."""
+    def _held(self, q_len: int, first: Any) -> Mask:
+        """Which of q_len rows from position `first` on have all of their window among the slots."""
         start = self._column(self._start)
-        rows = self._column(self._length) - q_len + self._library.xp.arange(q_len, device=self._device)[None, :]
+        rows = self._column(first) + self._library.xp.arange(q_len, device=self._device)[None, :]
         whole = (rows >= start + (self._window - 1)) | (start == 0)  # (batch, Lq)
         return dense(self._library.xp.reshape(whole, (whole.shape[0], 1, q_len, 1)))
 
