@@ -10,6 +10,7 @@ from refattn.conformance.cases import (
     cost,
     empty_rows,
     errors,
+    generation,
     gradients,
     heads,
     layer,
@@ -33,7 +34,7 @@ from refattn.conformance.cases import (
 CHAPTERS = (
     *(scores, masks, masks_by_index, softmax, heads, arrays, numbers, biases),
     *(non_influence, lazy_masks, tiling, layer, empty_rows, levels, long_rows, gradients),
-    *(caches, paged, rolling, cost, weights, errors, vectors),
+    *(caches, paged, rolling, generation, cost, weights, errors, vectors),
 )
 
 

@@ -20,15 +20,16 @@ from refattn.conformance.faults import (
     softmax,
     tiles,
     visibility,
+    whole_models,
 )
 from refattn.conformance.faults.fault import ALL, FULL, LOW, Fault
 
 # In the order of the chapters, functions before what is planted into refattn.
-FAULTS: tuple[Fault, ...] = tuple(
-    fault
-    for module in (scores, visibility, softmax, numbers, tiles, masks, positions, groups, paths, caches, gradients)
-    for fault in module.FAULTS
+MODULES = (
+    *(scores, visibility, softmax, numbers, tiles, masks, positions),
+    *(groups, paths, caches, whole_models, gradients),
 )
+FAULTS: tuple[Fault, ...] = tuple(fault for module in MODULES for fault in module.FAULTS)
 # Right implementations, some of which look wrong.
 CONTROLS: tuple[Fault, ...] = controls.CONTROLS
 

@@ -23,14 +23,14 @@ def _positions_drift(library: Any, x: Array, start: Any) -> Array:
 _POSITIONS = layer._positions
 
 
-def _without_newest(self: Any, q_len: int) -> Seen:
+def _without_newest(self: Any, q_len: int, first: Any = None) -> Seen:
     """The newest key is not seen before the next step."""
-    seen = _SEEN_BY(self, q_len)
+    seen = _SEEN_BY(self, q_len, first)
     count = seen.k.shape[2] - 1
     return Seen(seen.k[:, :, :count, :], seen.v[:, :, :count, :], seen.k_start, None)
 
 
-def _all_slots(self: Any, q_len: int) -> Seen:
+def _all_slots(self: Any, q_len: int, first: Any = None) -> Seen:
     return Seen(self.k, self.v, 0, None)
 
 
@@ -77,8 +77,8 @@ _ATTEND = cached.attend
 def _at(start: Any) -> Any:
     """The newest queries at other positions than the newest."""
 
-    def cached_call(q: Array, held: Any, options: dict[str, Any]) -> Any:
-        k, v, options = _CALL(q, held, options)
+    def cached_call(q: Array, held: Any, options: dict[str, Any], first: Any = None) -> Any:
+        k, v, options = _CALL(q, held, options, first)
         return k, v, options | {"q_start": start(options["q_start"])}
 
     return cached_call
@@ -127,14 +127,14 @@ def _shared_for_good(self: Any, entry: int, index: int, change: Any) -> int:
 _OWN = pages.Tables._own
 
 
-def _too_early(self: Any, q_len: int) -> Seen:
+def _too_early(self: Any, q_len: int, first: Any = None) -> Seen:
     """One position fewer is kept than the new queries see."""
-    return _newest(_ROLLING_SEEN(self, q_len), self.window - 2 + q_len)
+    return _newest(_ROLLING_SEEN(self, q_len, first), self.window - 2 + q_len)
 
 
-def _as_for_one(self: Any, q_len: int) -> Seen:
+def _as_for_one(self: Any, q_len: int, first: Any = None) -> Seen:
     """W positions are kept, however many were appended at once."""
-    return _newest(_ROLLING_SEEN(self, q_len), max(self.window, q_len))
+    return _newest(_ROLLING_SEEN(self, q_len, first), max(self.window, q_len))
 
 
 def _newest(seen: Seen, count: int) -> Seen:
@@ -142,8 +142,8 @@ def _newest(seen: Seen, count: int) -> Seen:
     return Seen(seen.k[:, :, gone:, :], seen.v[:, :, gone:, :], seen.k_start + gone, seen.mask)
 
 
-def _window_without_end(self: Any, q_len: int) -> Seen:
-    seen = _ROLLING_SEEN(self, q_len)
+def _window_without_end(self: Any, q_len: int, first: Any = None) -> Seen:
+    seen = _ROLLING_SEEN(self, q_len, first)
     return Seen(seen.k, seen.v, seen.k_start, None) if isinstance(self.length, int) else seen
 
 
