@@ -21,7 +21,7 @@ from .cache import Cache
 from .cached import cached_call
 from .dtypes import compute_dtype, dtype_name, is_float
 from .errors import LayerError
-from .heads import check_heads, merge_heads, split_heads
+from .heads import check_heads, merge_heads, pool_kv_heads, split_heads
 from .pipeline import attention, attention_stages, path_named
 from .rotary import Rotary
 from .rotary import rope as turn
@@ -38,6 +38,22 @@ class AttentionWeights(NamedTuple):
     b_k: Array | None = None  #: (Hkv * d_k,)
     b_v: Array | None = None  #: (Hkv * d_v,)
     b_o: Array | None = None  #: (output width,)
+
+    def pooled(self, heads: int, kv_heads: int) -> AttentionWeights:
+        """The layer with kv_heads key/value heads, the means over groups of its `heads` ones  # G4
+
+        w_k, w_v and their biases are pooled, head by head, by `pool_kv_heads`; the rest is the same. Raises
+        HeadSplitError (G3, G4) for head counts that do not divide.
+
+        >>> import numpy as np
+        >>> from refattn import AttentionWeights
+        >>> square = np.ones((8, 8))
+        >>> AttentionWeights(square, square, square, square).pooled(heads=4, kv_heads=2).w_k.shape
+        (8, 4)
+        """
+        names = ("w_k", "w_v", "b_k", "b_v")
+        changed = {name: w for name in names if (w := getattr(self, name)) is not None}
+        return self._replace(**{name: _pooled(w, heads, kv_heads) for name, w in changed.items()})
 
 
 class LayerResult(NamedTuple):
@@ -92,6 +108,12 @@ def multi_head_attention(
         raise LayerError("positions", "None without a rope, which alone reads them", describe(positions))
     if counts is not None and cache is None:
         raise LayerError("counts", "None without a cache, which alone reads them", describe(counts))
+    path = options.get("path", "dense")
+    path_named(path)
+    if return_weights:
+        if path != "dense":
+            raise LayerError("path", "'dense' with return_weights, since no other path has them", describe(path))
+        options.pop("path", None)
     causal = cache is not None if causal is None else causal
     source = x if context is None else context
     options = {"q_start": None, "k_start": 0, **options, "causal": causal, "mask": mask}
@@ -118,6 +140,13 @@ def multi_head_attention(
     if weights.w_o is not None:  # L6
         output = _project(library, output, weights.w_o, weights.b_o)
     return LayerResult(output, matrix, cache)
+
+
+def _pooled(w: Array, heads: int, kv_heads: int) -> Array:
+    """A matrix (m, heads * n) as (m, kv_heads * n), or a bias (heads * n,) as (kv_heads * n,)."""
+    rows = w if w.ndim == 2 else w[None, :]
+    pooled = merge_heads(pool_kv_heads(split_heads(rows, heads), kv_heads))
+    return pooled if w.ndim == 2 else pooled[0, :]
 
 
 def _project(library: Library, x: Array, w: Array, b: Array | None) -> Array:
@@ -161,8 +190,7 @@ def _check_attention(
     shapes = ((*x.shape[:-2], heads, x.shape[-2]), *2 * ((*source.shape[:-2], kv_heads, k_len),))
     one = library.xp.zeros((1, 1), dtype=x.dtype, device=device_of(library, x))
     stand_ins = [library.xp.broadcast_to(one, (*shape, width)) for shape, width in zip(shapes, widths, strict=True)]
-    checked = dict(options)
-    path_named(checked.pop("path", "dense"))
+    checked = {name: option for name, option in options.items() if name != "path"}
     if cache is not None:
         if options["q_start"] is not None:
             expected = "None beside a cache, whose length gives the positions"

@@ -182,6 +182,18 @@ def test_options_reach_attention(library: Library) -> None:
     close(library, result.weights, weights)
 
 
+def test_paths_of_a_layer(library: Library) -> None:
+    """A layer takes a path as attention does; weights come with the dense one alone, named or not."""
+    x, parameters = library.array(draw(BATCH, LENGTH, WIDTH)), layer(4, 2)
+    call: dict[str, Any] = {"heads": 4, "kv_heads": 2, "causal": True}
+    weights = parameters.on(library)
+    expected = by_definition(library.host(x), parameters, causal_too=True)[0]
+    for options in ({"path": "tiled"}, {"path": "dense", "return_weights": True}):
+        close(library, multi_head_attention(x, weights, **call, **options).output, expected)
+    refused = {**call, "path": "tiled", "return_weights": True}
+    assert_refused(errors.LayerError, "path", ("return_weights", "tiled"), multi_head_attention, x, weights, **refused)
+
+
 def test_low_precisions(library: Library, storage_dtype: str) -> None:
     """Every product is taken in at least float32; the dtype of x comes back."""
     x, parameters = draw(BATCH, LENGTH, WIDTH), layer(4, 2)

@@ -13,7 +13,7 @@ from refattn.conformance.expect import expect, expect_equal, expect_error, expec
 from refattn.conformance.plain import causal_pairs
 from refattn.conformance.tracked import Arithmetic, Tracked, merge, split
 from refattn.dtypes import COMPUTED
-from refattn.errors import HeadCountError, LayerError
+from refattn.errors import HeadCountError, HeadSplitError, LayerError
 
 CASES = Chapter("layer")
 
@@ -120,6 +120,29 @@ def single_head(api: Api) -> None:
         layer = multi_head_attention(api.array(x), _weights(api, parameters), heads=1, causal=causal)
         visible = causal_pairs(4, 4) if causal else ALL
         _check(api, f"output, causal={causal}", layer.output, _exact_layer(api, x, x, parameters, 1, 1, visible)[0])
+
+
+@CASES.check("G4", "L2", area="layer")
+def pooled(api: Api) -> None:
+    """Pooling keys, values and biases, head by head, changes nothing where the heads of each group are equal."""
+    few = _parameters(api, (8, 16), (8, 8), (8, 8), (16, 8), (16,), (8,), (8,), (8,))
+    many = [_each_twice(w, 2) if name in ("w_k", "w_v", "b_k", "b_v") else w for name, w in _named(few)]
+    weights = _weights(api, many).pooled(heads=4, kv_heads=2)
+    for (name, expected), w in zip(_named(few), weights, strict=True):
+        expect_equal(name, api.host(w), expected)
+    x = api.draw.normal(2, 4, 8)
+    layer = multi_head_attention(api.array(x), weights, heads=4, kv_heads=2)
+    _check(api, "output", layer.output, _exact_layer(api, x, x, many, 4, 4)[0])
+    expect_error(HeadSplitError, "kv_heads", weights.pooled, heads=2, kv_heads=0)
+
+
+def _named(parameters: list[Array | None]) -> list[tuple[str, Array]]:
+    return [*zip(AttentionWeights._fields, parameters, strict=True)]
+
+
+def _each_twice(x: Array, heads: int) -> Array:
+    """A matrix or a bias whose heads stand twice in a row."""
+    return np.repeat(x.reshape(*x.shape[:-1], heads, -1), 2, axis=-2).reshape(*x.shape[:-1], -1)
 
 
 @CASES.check("L1", "E1", area="errors")

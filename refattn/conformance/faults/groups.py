@@ -41,6 +41,13 @@ def _strided_pool(xp: Any, w: Array, kv_heads: int, pooled: Array) -> Array:
     return xp.astype(xp.mean(xp.astype(groups, xp.float64), axis=-4), w.dtype)
 
 
+def _without_biases(w: Array, count: int, kv_heads: int) -> Array:
+    return _POOLED(w, count, kv_heads) * float(w.ndim > 1)
+
+
+_POOLED = layer._pooled
+
+
 def _one_head(x: Array, count: int) -> Array:
     return _SPLIT(x, 1)
 
@@ -76,6 +83,13 @@ FAULTS = (
     _heads("pooling takes the first head", "G4", "GQA mapping", "pool_kv_heads", _pool_by(_first_of_group)),
     _heads("pooling adds", "G4", "GQA mapping", "pool_kv_heads", _pool_by(lambda xp, w, n, x: x * (w.shape[-3] // n))),
     _heads("pooling by stride", "G4", "GQA mapping", "pool_kv_heads", _pool_by(_strided_pool)),
+    Fault(
+        name="pooled layers lose their biases",
+        clause="G4",
+        kind="GQA mapping",
+        dtypes=ONE,
+        patches=(Patch(layer, "_pooled", _without_biases),),
+    ),
     Fault(
         name="layer has one head",
         clause="G5",

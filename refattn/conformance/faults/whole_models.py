@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from refattn import cached, layer, mask_kinds
-from refattn.arrays import Array
+from refattn.arrays import Array, device_of, into_library
 from refattn.conformance.faults.fault import ONE, Fault, Patch
 
 _LAYER = layer.multi_head_attention
@@ -57,7 +57,10 @@ def _padding_is_newest(q: Array, cache: Any, options: dict[str, Any], first: Any
 
 def _greatest_length(library: Any, x: Array, start: Any) -> Array:
     """All entries are rotated for the greatest length."""
-    return _POSITIONS(library, x, start if isinstance(start, int) else library.xp.max(start) + 0 * start)
+    if isinstance(start, int):
+        return _POSITIONS(library, x, start)
+    start = into_library(start, library, device_of(library, x), "start")
+    return _POSITIONS(library, x, library.xp.max(start) + 0 * start)
 
 
 def _in_decode(right: Any, wrong: Any) -> Any:
