@@ -128,6 +128,8 @@ class Api(Protocol):
 
     name: str
     dtype: str
+    # The path that is judged, "dense" or "tiled".
+    path: str
     capabilities: frozenset[str]
     draw: Draw
 

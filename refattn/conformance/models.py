@@ -40,14 +40,21 @@ class Decoder:
     """The model; tokens are host integers (batch, S).
 
     windows says for each block how many tokens a token sees, itself included; None is all. With cross each block
-    attends to a context (batch, T, WIDTH) too.
+    attends to a context (batch, T, WIDTH) too. path is that of its attention.
     """
 
-    def __init__(self, draw: Draw, windows: tuple[int | None, ...] = (None,) * BLOCKS, cross: bool = False) -> None:
+    def __init__(
+        self,
+        draw: Draw,
+        windows: tuple[int | None, ...] = (None,) * BLOCKS,
+        *,
+        cross: bool = False,
+        path: str = "dense",
+    ) -> None:
         shared, wide = KV_HEADS * HEAD_WIDTH, 2 * WIDTH
         attends = ((WIDTH, WIDTH), (WIDTH, shared), (WIDTH, shared), (WIDTH, WIDTH))
         shapes = (*attends, (WIDTH, wide), (wide, WIDTH))
-        self.dtype, self.windows = draw.dtype, windows
+        self.dtype, self.windows, self.path = draw.dtype, windows, path
         self.embedding = draw.normal(WORDS, WIDTH)
         # Small gains keep the worst-case bound far below the effect of a wrong position.
         self.blocks = [
@@ -95,7 +102,7 @@ class Decoder:
 
         # Padding has no embedding.
         x = api.array(np.concatenate((self.embedding, np.full((1, WIDTH), np.nan)))[tokens])
-        heads: dict[str, Any] = {"heads": HEADS, "kv_heads": KV_HEADS}
+        same: dict[str, Any] = {"heads": HEADS, "kv_heads": KV_HEADS, "path": self.path}
         for number, block in enumerate(self.blocks):
             cache = None if caches is None else caches[number]
             options: dict[str, Any] = {"causal": True, "cache": cache, "rope": Rotary(STYLE), "counts": counts}
@@ -104,14 +111,14 @@ class Decoder:
             if keep is not None:  # B7
                 options["positions"] = api.array(np.maximum(np.cumsum(keep, axis=1) - 1, 0)[:, -tokens.shape[1] :])
             options["mask"] = self._mask(api, number, tokens.shape[1], cache, keep)
-            attended = multi_head_attention(x, AttentionWeights(*(api.array(w) for w in block[:4])), **heads, **options)
+            attended = multi_head_attention(x, AttentionWeights(*(api.array(w) for w in block[:4])), **same, **options)
             if caches is not None:
                 caches[number] = attended.cache
             x = x + attended.output
             if context is not None:
                 shown = None if kept is None else masks.padding(api.array(kept))
                 weights = AttentionWeights(*(api.array(w) for w in block.cross))
-                x = x + multi_head_attention(x, weights, **heads, context=api.array(context), mask=shown).output
+                x = x + multi_head_attention(x, weights, **same, context=api.array(context), mask=shown).output
             hidden = x @ api.array(block.w_in)
             x = x + ((hidden + abs(hidden)) * 0.5) @ api.array(block.w_out)
         return api.host(x @ api.array(self.head))

@@ -35,6 +35,11 @@ def _caches(api: Api, kind: str, batch: int) -> list[Any]:
     return [KVCache.allocate(like, batch, KV_HEADS, CAPACITY, HEAD_WIDTH), full]
 
 
+def _model(api: Api, cross: bool = False) -> Decoder:
+    """The model on the path that is judged."""
+    return Decoder(api.draw, WINDOWS, cross=cross, path=api.path)
+
+
 def _tokens(api: Api, *shape: int) -> Array:
     return api.draw.rng.integers(0, WORDS, shape)
 
@@ -51,7 +56,7 @@ def _expect_same(what: str, logits: Array, exact: Tracked) -> None:
 @CASES.check("K1", "L4", "M6", area="generation")
 def chunks(api: Api) -> None:
     """A prompt that comes in chunks, the last one shorter, over each kind of cache, gives what one full pass gives."""
-    model, tokens = Decoder(api.draw, WINDOWS), _tokens(api, 2, 8)
+    model, tokens = _model(api), _tokens(api, 2, 8)
     exact = model.exact(tokens)
     _expect_same("of one pass", model.logits(api, tokens), exact)
     for kind in CACHES:
@@ -86,7 +91,7 @@ def _padded(rows: list[Array], left: bool) -> Array:
 @CASES.check("B7", "K1", "K7", "M11", "M16", "M19", area="generation")
 def left_padding(api: Api) -> None:
     """A batch padded on the left, prefilled in chunks and decoded, gives for each row what the row gives alone."""
-    model, prompts = Decoder(api.draw, WINDOWS), [_tokens(api, 1, length) for length in LENGTHS.tolist()]
+    model, prompts = _model(api), [_tokens(api, 1, length) for length in LENGTHS.tolist()]
     padded = _padded(prompts, left=True)
     _expect_same("without a cache", model.logits(api, padded, keep=padded != PAD)[:, -1], _alone(model, prompts))
     for kind in CACHES:
@@ -102,7 +107,7 @@ def left_padding(api: Api) -> None:
 @CASES.check("K3", "K8", "K9", "K1", "L4", "M19", area="generation")
 def right_padding(api: Api) -> None:
     """A batch padded on the right, each entry with its own count, gives for each row what the row gives alone."""
-    model, prompts = Decoder(api.draw, WINDOWS), [_tokens(api, 1, length) for length in LENGTHS.tolist()]
+    model, prompts = _model(api), [_tokens(api, 1, length) for length in LENGTHS.tolist()]
     padded, entries, last = _padded(prompts, left=False), np.arange(2), LENGTHS - 1
     _expect_same("without a cache", model.logits(api, padded)[entries, last], _alone(model, prompts))
     for kind in CACHES:
@@ -121,7 +126,7 @@ def right_padding(api: Api) -> None:
 @CASES.check("L3", "K1", "L4", "M19", area="generation")
 def attention_to_a_context(api: Api) -> None:
     """A decoder that attends to a context too, padded on the right, gives with caches what each row gives alone."""
-    model, rows = Decoder(api.draw, WINDOWS, cross=True), [_tokens(api, 1, 3) for _ in range(2)]
+    model, rows = _model(api, cross=True), [_tokens(api, 1, 3) for _ in range(2)]
     contexts = [api.draw.normal(1, length, WIDTH) for length in (5, 2)]
     kept = np.arange(5) < np.asarray([[5], [2]])
     context = np.full((2, 5, WIDTH), np.nan)

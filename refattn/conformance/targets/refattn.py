@@ -102,7 +102,7 @@ class Bridge:
 
     def __init__(self, target: RefattnTarget, draw: Draw) -> None:
         self._target, self._like = target, target.array(np.zeros(1), "float32")
-        self.name, self.dtype, self.draw = target.backend.name, draw.dtype, draw
+        self.name, self.dtype, self.path, self.draw = target.backend.name, draw.dtype, target.path, draw
         self.capabilities = target.backend.capabilities
 
     def array(self, host: Array, dtype: str | None = None) -> Array:
