@@ -20,7 +20,7 @@ from .arrays import (
 from .cache import Cache
 from .cached import cached_call
 from .dtypes import compute_dtype, dtype_name, is_float
-from .errors import LayerError
+from .errors import HeadSplitError, LayerError
 from .heads import check_heads, merge_heads, pool_kv_heads, split_heads
 from .pipeline import attention, attention_stages, path_named
 from .rotary import Rotary
@@ -43,7 +43,7 @@ class AttentionWeights(NamedTuple):
         """The layer with kv_heads key/value heads, the means over groups of its `heads` ones  # G4
 
         w_k, w_v and their biases are pooled, head by head, by `pool_kv_heads`; the rest is the same. Raises
-        HeadSplitError (G3, G4) for head counts that do not divide.
+        HeadSplitError (G4) for head counts that do not divide.
 
         >>> import numpy as np
         >>> from refattn import AttentionWeights
@@ -51,9 +51,18 @@ class AttentionWeights(NamedTuple):
         >>> AttentionWeights(square, square, square, square).pooled(heads=4, kv_heads=2).w_k.shape
         (8, 4)
         """
-        names = ("w_k", "w_v", "b_k", "b_v")
-        changed = {name: w for name in names if (w := getattr(self, name)) is not None}
-        return self._replace(**{name: _pooled(w, heads, kv_heads) for name, w in changed.items()})
+        for argument, number in (("heads", heads), ("kv_heads", kv_heads)):
+            if as_int(number) is None or number < 1:
+                raise HeadSplitError(argument, "an int >= 1", describe(number), "G4")
+        if heads % kv_heads:
+            raise HeadSplitError("kv_heads", f"a divisor of heads = {heads}", kv_heads, "G4")
+        changed = {}
+        for name in ("w_k", "w_v", "b_k", "b_v"):
+            if (w := getattr(self, name)) is not None:
+                if w.shape[-1] % heads:
+                    raise HeadSplitError(name, f"columns divisible by heads = {heads}", describe(w), "G4")
+                changed[name] = _pooled(w, heads, kv_heads)
+        return self._replace(**changed)
 
 
 class LayerResult(NamedTuple):

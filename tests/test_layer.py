@@ -182,6 +182,29 @@ def test_options_reach_attention(library: Library) -> None:
     close(library, result.weights, weights)
 
 
+def test_a_pooled_layer_is_the_mean(library: Library) -> None:
+    """Each key/value head of a pooled layer, biases included, is the mean of its group; the rest stays as it was."""
+    parameters = layer(4, 4)
+    arrays = parameters.on(library)
+    pooled = arrays.pooled(heads=4, kv_heads=2)
+    for name, w, before in zip(AttentionWeights._fields, pooled, parameters.weights, strict=True):
+        expected = before
+        if name in ("w_k", "w_v", "b_k", "b_v"):
+            heads = np.split(before, 4, axis=-1)
+            expected = np.concatenate([(heads[0] + heads[1]) / 2, (heads[2] + heads[3]) / 2], axis=-1)
+        close(library, w, expected)
+    few = Layer(4, 2, AttentionWeights(*(library.host(w) for w in pooled)))
+    x = draw(BATCH, LENGTH, WIDTH)
+    result = multi_head_attention(library.array(x), pooled, heads=4, kv_heads=2)
+    close(library, result.output, by_definition(x, few)[0])
+    refused: list[tuple[str, Any, Any, str]] = [
+        ("heads", 0, 1, ">= 1"), ("kv_heads", 4, 2.0, ">= 1"), ("kv_heads", 4, 3, "divisor of heads = 4"),
+        ("w_k", 5, 5, "divisible by heads = 5"),
+    ]  # fmt: skip
+    for argument, heads_given, kv_heads, word in refused:
+        assert_refused(errors.HeadSplitError, argument, (word,), arrays.pooled, heads_given, kv_heads)
+
+
 def test_paths_of_a_layer(library: Library) -> None:
     """A layer takes a path as attention does; weights come with the dense one alone, named or not."""
     x, parameters = library.array(draw(BATCH, LENGTH, WIDTH)), layer(4, 2)
