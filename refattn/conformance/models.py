@@ -36,6 +36,13 @@ class Block(NamedTuple):
     cross: tuple[Array, ...] = ()
 
 
+def _matrices(draw: Draw, shapes: tuple[tuple[int, int], ...]) -> tuple[Array, ...]:
+    """Matrices whose small gains keep the worst-case bound far below the effect of a wrong position."""
+    return tuple(
+        draw.normal(*shape, spread=gain * shape[0] ** -0.5) for shape, gain in zip(shapes, GAINS, strict=False)
+    )
+
+
 class Decoder:
     """The model; tokens are host integers (batch, S).
 
@@ -56,22 +63,10 @@ class Decoder:
         shapes = (*attends, (WIDTH, wide), (wide, WIDTH))
         self.dtype, self.windows, self.path = draw.dtype, windows, path
         self.embedding = draw.normal(WORDS, WIDTH)
-        # Small gains keep the worst-case bound far below the effect of a wrong position.
-        self.blocks = [
-            Block(
-                *(
-                    draw.normal(*shape, spread=gain * shape[0] ** -0.5)
-                    for shape, gain in zip(shapes, GAINS, strict=True)
-                )
-            )
-            for _ in windows
-        ]
+        self.blocks = [Block(*_matrices(draw, shapes)) for _ in windows]
         self.head = draw.normal(WIDTH, WORDS, spread=WIDTH**-0.5)
         if cross:
-            self.blocks = [
-                block._replace(cross=tuple(draw.normal(*shape, spread=shape[0] ** -0.5) for shape in attends))
-                for block in self.blocks
-            ]
+            self.blocks = [block._replace(cross=_matrices(draw, attends)) for block in self.blocks]
 
     def caches(self, api: Api, batch: int, *room: int, kind: str = "KVCache") -> list[Any]:
         """One empty cache per block; room is its capacity, its pages and page size, or its window."""

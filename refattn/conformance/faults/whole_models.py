@@ -6,7 +6,7 @@ from typing import Any
 
 from refattn import cached, layer, mask_kinds
 from refattn.arrays import Array, device_of, into_library
-from refattn.conformance.faults.fault import ONE, Fault, Patch
+from refattn.conformance.faults.fault import FULL, Fault, Patch
 
 _LAYER = layer.multi_head_attention
 _CALL = cached.cached_call
@@ -84,7 +84,7 @@ _DECODES_PADDING = _in_decode(_PADDING, lambda self, frame: _PADDING(self, frame
 
 
 def _fault(name: str, clause: str, kind: str, *patch: Any) -> Fault:
-    return Fault(name=name, clause=clause, kind=kind, dtypes=ONE, patches=(Patch(*patch),))
+    return Fault(name=name, clause=clause, kind=kind, dtypes=FULL, patches=(Patch(*patch),))
 
 
 def _layer(name: str, clause: str, kind: str, wrong: Any) -> Fault:
