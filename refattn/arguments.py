@@ -38,7 +38,7 @@ from .errors import (
 from .frames import Frame, check_start, start_range
 from .heads import check_heads
 from .masks import Mask, as_mask, causal
-from .visibility import Span
+from .visibility import ALL, Span
 
 
 class Call(NamedTuple):
@@ -66,6 +66,14 @@ class Call(NamedTuple):
     def spans(self) -> tuple[Span, Span]:
         """The least and greatest q_start and k_start over the batch, None where values may not be looked at (N3)."""
         return start_range(self.q_start), start_range(self.k_start)
+
+    def answer(self, rows: range, keys: range) -> str:
+        """What the mask says of a tile: "all", "none" or "mixed"."""
+        return ALL if self.mask is None else self.mask.answer(rows, keys, *self.spans())
+
+    def bias_terms(self) -> tuple[Bias, ...]:
+        """The summands of the bias, none without one."""
+        return () if self.bias is None else self.bias.terms()
 
     def frame(self) -> Frame:
         """All pairs of the call, for masks and biases to be evaluated on."""

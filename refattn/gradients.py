@@ -97,7 +97,7 @@ def attention_vjp(
     if sinks is not None:
         dtypes["sinks"], shapes["sinks"] = sinks.dtype, tuple(sinks.shape)
     arrays = {name: xp.reshape(xp.astype(wide[name], dtypes[name], copy=False), shapes[name]) for name in dtypes}
-    terms = () if call.bias is None else tuple(_as_given(xp, *pair) for pair in zip(call.bias.terms(), wide["bias"]))
+    terms = tuple(_as_given(xp, *pair) for pair in zip(call.bias_terms(), wide["bias"]))
     return Gradients(**{"sinks": None, **arrays}, bias=terms if len(terms) > 1 else next(iter(terms), None))
 
 
@@ -143,7 +143,7 @@ def _backward(call: Call, gradient: Array) -> dict[str, Any]:
     _, lse = run_stages(call, remember)
     parts = of_pairs(call, Pairs(seen["weights"], seen["visible"], seen["capped"]), gradient)
     found: dict[str, Any] = {"q": parts.q, "k": parts.k, "v": parts.v}
-    found["bias"] = [_of_term(call, term, parts.logits) for term in (() if call.bias is None else call.bias.terms())]
+    found["bias"] = [_of_term(call, term, parts.logits) for term in call.bias_terms()]
     if call.sinks is not None:
         found["sinks"] = of_sinks(call, call.sinks, lse[..., None], parts.of_row)
     return found
@@ -253,8 +253,7 @@ def nothing(call: Call) -> dict[str, Any]:
         return xp.zeros(tuple(x.shape), dtype=call.compute, device=call.device)
 
     found: dict[str, Any] = {name: zeros(x) for name, x in (("q", call.q), ("k", call.k), ("v", call.v))}
-    terms = () if call.bias is None else call.bias.terms()
-    found["bias"] = [next((zeros(x) for x in term.arrays().values()), None) for term in terms]
+    found["bias"] = [next((zeros(x) for x in term.arrays().values()), None) for term in call.bias_terms()]
     if call.sinks is not None:
         found["sinks"] = zeros(call.sinks)
     return found

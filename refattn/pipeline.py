@@ -269,7 +269,7 @@ def visibility(call: Call) -> tuple[Array | None, list[Array]]:
     xp, frame = call.library.xp, call.frame()
     visible = None if call.mask is None else call.mask.evaluate(frame)
     summands = []
-    for term in () if call.bias is None else call.bias.terms():
+    for term in call.bias_terms():
         summand = term.evaluate(frame, call.compute)
         hidden = summand == -float("inf")
         visible = ~hidden if visible is None else visible & ~hidden

@@ -46,7 +46,7 @@ def _row_tile(call: Call, rows: range, width: int) -> Partial:
     start = identity(cut(call, rows, range(0), masked=False))
     output, peak, total = start.output, start.lse[..., None], xp.zeros_like(start.lse[..., None])
     for keys in spans(call.tile[1], width):
-        answer = "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())
+        answer = call.answer(rows, keys)
         if answer == "none":
             continue
         part = cut(call, rows, keys, masked=answer != "all")

@@ -54,7 +54,7 @@ def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
     blocks = [x.to_delayed(optimize_graph=False) for x in arrays]
     shared = delayed(Shared(call, held))
     scale = whole_block(call.scale) if isinstance(call.scale, da.Array) else call.scale
-    terms = () if call.bias is None else call.bias.terms()
+    terms = call.bias_terms()
     with_arrays = {number: term for number, term in enumerate(terms) if term.arrays()}
 
     sums: dict[Any, _Parts] = {name: _Parts(x.chunks, call.compute) for name, x in zip("qkv", (q, k, v))}
@@ -122,7 +122,7 @@ def _given(call: Call, rows: range, keys: range, masked: bool) -> list[Any]:
     frame = cut(call, rows, keys, masked=masked).frame()
     visible = call.mask.evaluate(frame) if masked and call.mask is not None else None
     found: list[Any] = [visible]
-    for term in () if call.bias is None else call.bias.terms():
+    for term in call.bias_terms():
         if isinstance(term, Relative):
             found.append((_Read, term.table, term.columns(frame)))
         else:

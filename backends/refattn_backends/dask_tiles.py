@@ -90,7 +90,7 @@ def tiles_of(
         (row, key): (rows, keys, answer)
         for row, rows in enumerate(ranges(q_chunks))
         for key, keys in enumerate(ranges(k_chunks))
-        if (answer := "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())) != "none"
+        if (answer := call.answer(rows, keys)) != "none"
     }
 
 
@@ -138,7 +138,7 @@ def narrow_call(
     terms: list[Bias]
     if given is None:
         mask = _CutMask(call.mask, tile, at) if call.mask is not None and masked else None
-        terms = [_CutBias(term, tile, at) for term in (() if call.bias is None else call.bias.terms())]
+        terms = [_CutBias(term, tile, at) for term in call.bias_terms()]
     else:
         mask = None if given[0] is None else masks.dense(given[0])
         terms = [made(x) for x in given[1:]]
@@ -211,7 +211,7 @@ def narrow(x: Array, at: Slices) -> Array:
 def holds_dask(call: Call) -> bool:
     """Whether a mask, a bias or a start can be evaluated by Dask alone."""
     parts: list[Any] = [] if call.mask is None else list(call.mask.parts())
-    parts += [] if call.bias is None else list(call.bias.terms())
+    parts += call.bias_terms()
     arrays = [call.q_start, call.k_start, *(array for part in parts for array in part.arrays().values())]
     return any(isinstance(array, da.Array) for array in arrays)
 
@@ -220,7 +220,7 @@ def _evaluated(call: Call, rows: range, keys: range, masked: bool) -> list[Array
     """Mask (None: all is visible) and biases of one pair of chunks, as lazy arrays of all entries and heads."""
     frame = cut(call, rows, keys, masked=masked).frame()
     visible = call.mask.evaluate(frame) if masked and call.mask is not None else None
-    return [visible, *(term.evaluate(frame, call.compute) for term in (() if call.bias is None else call.bias.terms()))]
+    return [visible, *(term.evaluate(frame, call.compute) for term in call.bias_terms())]
 
 
 def aligned(call: Call, limit: int) -> tuple[Array, Array, Array]:

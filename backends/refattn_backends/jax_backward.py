@@ -56,7 +56,7 @@ def tiled_vjp(call: Call, gradient: Array, rows: int = ROWS, keys: int = KEYS) -
         sums, rest = _row_tile(call, given, sums, count * rows, q_len % rows, table[-1], keys)
         parts.append(rest)
     of_q, reached = (jnp.concat(x, axis=-2) for x in zip(*parts, strict=True))
-    terms = () if call.bias is None else call.bias.terms()
+    terms = call.bias_terms()
     bias = [
         None if x is None else jnp.reshape(x, next(iter(term.arrays().values())).shape)
         for x, term in zip(sums.terms, terms, strict=True)
@@ -67,7 +67,7 @@ def tiled_vjp(call: Call, gradient: Array, rows: int = ROWS, keys: int = KEYS) -
 
 def _nothing(call: Call) -> _OfKeys:
     """The sums over no rows; biases have rank 2 or more."""
-    terms = () if call.bias is None else call.bias.terms()
+    terms = call.bias_terms()
     arrays = [next(iter(term.arrays().values()), None) for term in terms]
     shapes = [None if x is None else (*(1,) * (2 - x.ndim), *x.shape) for x in arrays]
     of_terms = tuple(None if shape is None else jnp.zeros(shape, call.compute) for shape in shapes)
@@ -89,7 +89,7 @@ def _row_tile(
     def tile(at: Array, size: int, masked: bool) -> tuple[_OfKeys, _OfRows]:
         cut = traced_cut(part, rows, at, size, masked=masked)
         parts, visible = of_tile(cut, *own)
-        terms = () if call.bias is None else call.bias.terms()
+        terms = call.bias_terms()
         reached = jnp.broadcast_to(jnp.any(visible, axis=-1, keepdims=True), (*cut.scores_shape[:-1], 1))
         of_terms = tuple(of_term(cut, term, parts.logits) for term in terms)
         return _OfKeys(parts.k, parts.v, of_terms), _OfRows(parts.q, reached)

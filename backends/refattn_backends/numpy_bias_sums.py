@@ -16,8 +16,7 @@ from refattn_backends.pieces import Piece
 
 def summable(call: Call) -> bool:
     """Whether every term is one whose sums take memory linear in the length, or no more than the term itself."""
-    terms = () if call.bias is None else call.bias.terms()
-    return all(not term.arrays() or isinstance(term, Relative) or _linear(call, term) for term in terms)
+    return all(not term.arrays() or isinstance(term, Relative) or _linear(call, term) for term in call.bias_terms())
 
 
 def _linear(call: Call, term: Bias) -> bool:
@@ -37,12 +36,12 @@ class BiasSums:
     """The sums of some rows, for each entry and query head on its own, so that many can be added to at once."""
 
     def __init__(self, call: Call) -> None:
-        self._call, self._sums = call, [_sum_for(call, term) for term in _terms(call)]
+        self._call, self._sums = call, [_sum_for(call, term) for term in call.bias_terms()]
 
     def add(self, piece: Piece, entry: tuple[int, ...], heads: slice, logits: Array) -> None:
         """Adds gradients (K, T, G) of the logits of a piece, which are 0 where it is invisible."""
         call, logits = self._call, logits.transpose(2, 1, 0)  # (G, T, K)
-        for term, whole in zip(_terms(call), self._sums, strict=True):
+        for term, whole in zip(call.bias_terms(), self._sums, strict=True):
             if whole is None:
                 continue
             place = whole[entry][heads]
@@ -67,14 +66,10 @@ class BiasSums:
     def gradients(self) -> list[Array | None]:
         """One per term, in the shape of its array; None where it holds none."""
         found: list[Array | None] = []
-        for term, whole in zip(_terms(self._call), self._sums, strict=True):
+        for term, whole in zip(self._call.bias_terms(), self._sums, strict=True):
             shapes = [tuple(x.shape) for x in term.arrays().values()]
             found.append(None if whole is None else summed_to(np, whole, shapes[0]))
         return found
-
-
-def _terms(call: Call) -> tuple[Bias, ...]:
-    return () if call.bias is None else call.bias.terms()
 
 
 def _sum_for(call: Call, term: Bias) -> Any:

@@ -30,8 +30,7 @@ class Shown:
 
     def pieces(self, rows: range, keys: range) -> list[Piece]:
         """The parts of a tile that some entry, head and row sees something of."""
-        mask = self._call.mask
-        if mask is None:
+        if self._call.mask is None:
             return [Piece(rows, keys, None)]
         known = self._memory.get(rows.start)
         if known is None:
@@ -40,7 +39,7 @@ class Shown:
                 self._memory.pop(start, None)
         found = known.get(keys.start)
         if found is None:  # two threads may both look: they find the same
-            answer = mask.answer(rows, keys, *self._call.spans())
+            answer = self._call.answer(rows, keys)
             found = [] if answer == "none" else [Piece(rows, keys, None)] if answer == "all" else self._cut(rows, keys)
             known[keys.start] = found
         return found

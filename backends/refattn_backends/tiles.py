@@ -47,7 +47,7 @@ def rows_over_keys(call: Call, rows: range, width: int | None = None) -> tuple[P
     """The same, and which rows see logits that are all -inf somewhere: as over no keys until the end (P7)."""
     whole, bare = None, call.library.xp.zeros((1, 1), dtype=call.library.xp.bool, device=call.device)
     for keys in shown(call, rows, call.tile[1], width or KEYS):
-        answer = "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())
+        answer = call.answer(rows, keys)
         if answer == "none":
             continue
         part, some = _tile(cut(call, rows, keys, masked=answer != "all"))
@@ -117,7 +117,7 @@ def shown(call: Call, rows: range, keys: range, width: int) -> Iterator[range]:
     """
     if call.mask is None or len(keys) <= width:
         yield from spans(keys, width)
-    elif call.mask.answer(rows, keys, *call.spans()) != "none":
+    elif call.answer(rows, keys) != "none":
         middle = (len(keys) // width + 1) // 2 * width
         for part in (keys[:middle], keys[middle:]):
             yield from shown(call, rows, part, width)

@@ -140,7 +140,7 @@ class Sums:
 
     def __init__(self, call: Call, rows: int, keys: int) -> None:
         self.call, self.rows, self.keys = call, rows, keys
-        self.terms = () if call.bias is None else call.bias.terms()
+        self.terms = call.bias_terms()
         steps = {"q": rows, "k": keys, "v": keys}
         shapes = {name: tuple(getattr(call, name).shape) for name in steps}
         self.sums = {name: Pieces(call, shapes[name], (steps[name], shapes[name][-1])) for name in steps}
@@ -159,7 +159,7 @@ class Sums:
             start = rows.start - call.tile[0].start
             given = [x[..., start : start + len(rows), :] for x in (gradient, lse, of_row)]
             for keys in shown(call, rows, call.tile[1], self.keys):
-                answer = "all" if call.mask is None else call.mask.answer(rows, keys, *call.spans())
+                answer = call.answer(rows, keys)
                 if answer != "none":
                     self._add(cut(call, rows, keys, masked=answer != "all"), *given)
 

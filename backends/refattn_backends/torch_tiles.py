@@ -40,7 +40,7 @@ def by_kernel(call: Call) -> Partial | None:
     """The call by fused kernels, without sinks; None where they do not satisfy what is asked."""
     if not _has_sizes(call):
         return None
-    if call.mask is not None and call.mask.answer(*call.tile, *call.spans()) == "none":
+    if call.answer(*call.tile) == "none":
         return _unreached(call)
     if not fits(call):
         return None
@@ -65,7 +65,7 @@ def _has_sizes(call: Call) -> bool:
 
 def offset_of(call: Call) -> int | None:
     """The number n such that row i sees the keys up to i + n; None where visibility is no such thing."""
-    if call.mask is None or call.mask.answer(*call.tile, *call.spans()) == "all":
+    if call.answer(*call.tile) == "all":
         return len(call.tile[1])
     causal = isinstance(call.mask, Window) and (call.mask.left, call.mask.right) == (None, 0)
     return call.q_start - call.k_start if causal and _is_int(call.q_start) and _is_int(call.k_start) else None
@@ -157,7 +157,7 @@ def masked_part(call: Call, rows: range) -> tuple[Call, Array, Array] | None:
     None where the mask shows nothing of it.
     """
     assert call.mask is not None
-    answers = [(keys, call.mask.answer(rows, keys, *call.spans())) for keys in spans(call.tile[1], EDGE)]
+    answers = [(keys, call.answer(rows, keys)) for keys in spans(call.tile[1], EDGE)]
     shown = [keys for keys, answer in answers if answer != "none"]
     if not shown:
         return None
