@@ -14,7 +14,7 @@ import numpy as np
 from dask import delayed
 
 from refattn.arguments import Call
-from refattn.arrays import Array, Shape, quiet
+from refattn.arrays import Array, quiet
 from refattn.biases import Bias, Plain, Relative
 from refattn.frames import Frame
 from refattn_backends.dask_tiles import (
@@ -35,7 +35,7 @@ from refattn_backends.dask_tiles import (
     whole_block,
 )
 from refattn_backends.tiles import cut
-from refattn_backends.tiles_backward import KEYS, ROWS, Sums, forward, sinks_found
+from refattn_backends.tiles_backward import KEYS, ROWS, Sums, as_terms, forward, of_rank_two, sinks_found
 from refattn_backends.tiles_backward import tiled_vjp as generic
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -74,10 +74,7 @@ def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
                 index = (*lead, row, key) if isinstance(term, Plain) else (lead[-1], 0)
                 sums[number].add(index, parts[number])
     found: dict[str, Any] = {name: sums[name].whole() for name in "qkv"}
-    found["bias"] = [
-        da.reshape(sums[number].whole(), next(iter(term.arrays().values())).shape) if number in sums else None
-        for number, term in enumerate(terms)
-    ]
+    found["bias"] = as_terms(call, (sums[number].whole() if number in sums else None for number in range(len(terms))))
     return found | sinks_found(call, gradient, lse, of_row, sums["reached"].whole() > 0.0)
 
 
@@ -112,7 +109,7 @@ def _chunks_of(term: Bias, leads: Chunks, rows: tuple[int, ...], keys: tuple[int
     if isinstance(term, Relative):
         return (leads[-1], (term.table.shape[1],))
     assert isinstance(term, Plain)
-    shape: Shape = (*(1,) * (2 - term.array.ndim), *term.array.shape)
+    shape = of_rank_two(term.array)
     axes = (*leads, rows, keys)[-len(shape) :]
     return tuple(chunks if size == sum(chunks) else (1,) for size, chunks in zip(shape, axes, strict=True))
 

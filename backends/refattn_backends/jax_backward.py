@@ -17,7 +17,7 @@ from refattn.arguments import Call
 from refattn.arrays import Array
 from refattn_backends.jax_tiles import answers_of, joined, traced_cut
 from refattn_backends.tiles import KEYS, ROWS
-from refattn_backends.tiles_backward import forward, of_term, of_tile, sinks_found
+from refattn_backends.tiles_backward import as_terms, forward, of_rank_two, of_term, of_tile, sinks_found
 from refattn_backends.tiles_backward import tiled_vjp as generic
 
 
@@ -56,21 +56,14 @@ def tiled_vjp(call: Call, gradient: Array, rows: int = ROWS, keys: int = KEYS) -
         sums, rest = _row_tile(call, given, sums, count * rows, q_len % rows, table[-1], keys)
         parts.append(rest)
     of_q, reached = (jnp.concat(x, axis=-2) for x in zip(*parts, strict=True))
-    terms = call.bias_terms()
-    bias = [
-        None if x is None else jnp.reshape(x, next(iter(term.arrays().values())).shape)
-        for x, term in zip(sums.terms, terms, strict=True)
-    ]
-    found = {"q": of_q, "k": sums.k, "v": sums.v, "bias": bias}
+    found = {"q": of_q, "k": sums.k, "v": sums.v, "bias": as_terms(call, sums.terms)}
     return found | sinks_found(call, gradient, lse, of_row, reached)
 
 
 def _nothing(call: Call) -> _OfKeys:
-    """The sums over no rows; biases have rank 2 or more."""
-    terms = call.bias_terms()
-    arrays = [next(iter(term.arrays().values()), None) for term in terms]
-    shapes = [None if x is None else (*(1,) * (2 - x.ndim), *x.shape) for x in arrays]
-    of_terms = tuple(None if shape is None else jnp.zeros(shape, call.compute) for shape in shapes)
+    """The sums over no rows; those of biases have rank 2 or more."""
+    arrays = [next(iter(term.arrays().values()), None) for term in call.bias_terms()]
+    of_terms = tuple(None if x is None else jnp.zeros(of_rank_two(x), call.compute) for x in arrays)
     return _OfKeys(jnp.zeros(call.k.shape, call.compute), jnp.zeros(call.v.shape, call.compute), of_terms)
 
 
@@ -89,9 +82,8 @@ def _row_tile(
     def tile(at: Array, size: int, masked: bool) -> tuple[_OfKeys, _OfRows]:
         cut = traced_cut(part, rows, at, size, masked=masked)
         parts, visible = of_tile(cut, *own)
-        terms = call.bias_terms()
         reached = jnp.broadcast_to(jnp.any(visible, axis=-1, keepdims=True), (*cut.scores_shape[:-1], 1))
-        of_terms = tuple(of_term(cut, term, parts.logits) for term in terms)
+        of_terms = tuple(of_term(cut, term, parts.logits) for term in call.bias_terms())
         return _OfKeys(parts.k, parts.v, of_terms), _OfRows(parts.q, reached)
 
     def step(before: tuple[_OfKeys, _OfRows], at: Array, answer: Array, size: int) -> tuple[_OfKeys, _OfRows]:

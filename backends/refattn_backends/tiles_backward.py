@@ -7,6 +7,7 @@ specification; only which tiles are looked at, and the summing, is decided here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from refattn import registry
@@ -78,12 +79,21 @@ def of_tile(call: Call, gradient: Array, lse: Array, of_row: Array) -> tuple[Par
 def of_term(call: Call, term: Bias, logits: Array) -> Array | None:
     """What a tile adds to the gradient of a term: a table, or an array of rank 2 or more cut to the tile; else None."""
     if isinstance(term, Plain):
-        shape = tuple(min(sizes) for sizes in zip(_of_rank_two(term.array)[-2:], call.scores_shape[-2:], strict=True))
-        return summed_to(call.library.xp, logits, (*_of_rank_two(term.array)[:-2], *shape))
-    return of_table(call, term, logits) if isinstance(term, Relative) else None
+        shape = tuple(min(sizes) for sizes in zip(of_rank_two(term.array)[-2:], call.scores_shape[-2:], strict=True))
+        return summed_to(call.library.xp, logits, (*of_rank_two(term.array)[:-2], *shape))
+    return _of_table(call, term, logits) if isinstance(term, Relative) else None
 
 
-def of_table(call: Call, term: Relative, logits: Array) -> Array:
+def as_terms(call: Call, sums: Iterable[Array | None]) -> list[Array | None]:
+    """The gradient of each term of the bias, in the shape of its array; None for one that holds none."""
+    found: list[Array | None] = []
+    for term, x in zip(call.bias_terms(), sums, strict=True):
+        shapes = [tuple(array.shape) for array in term.arrays().values()]
+        found.append(None if x is None else call.library.xp.reshape(x, shapes[0]))
+    return found
+
+
+def _of_table(call: Call, term: Relative, logits: Array) -> Array:
     """(H, 2R + 1): sums over each distance of the tile first, then over the distances that read an entry."""
     xp = call.library.xp
     height, width = logits.shape[-2:]
@@ -100,7 +110,8 @@ def of_table(call: Call, term: Relative, logits: Array) -> Array:
     return summed_to(xp, xp.sum(chosen, axis=-2), tuple(term.table.shape))
 
 
-def _of_rank_two(x: Array) -> Shape:
+def of_rank_two(x: Array) -> Shape:
+    """The shape of an array with an axis of rows and one of keys, of size 1 where it lacks them."""
     return (*(1,) * (2 - x.ndim), *x.shape)
 
 
@@ -149,7 +160,7 @@ class Sums:
 
     def _of_term(self, term: Bias) -> Pieces | None:
         if isinstance(term, Plain):
-            return Pieces(self.call, _of_rank_two(term.array), (self.rows, self.keys))
+            return Pieces(self.call, of_rank_two(term.array), (self.rows, self.keys))
         return Pieces(self.call, shape := tuple(term.table.shape), shape) if isinstance(term, Relative) else None
 
     def add_all(self, gradient: Array, lse: Array, of_row: Array) -> None:
@@ -180,9 +191,5 @@ class Sums:
 
     def found(self) -> dict[str, Any]:
         """The sums by name; bias is a list with an entry per term, None for one without an array."""
-        xp = self.call.library.xp
-        bias: list[Array | None] = []
-        for pieces, term in zip(self.of_terms, self.terms, strict=True):
-            shape = tuple(next(iter(term.arrays().values())).shape) if term.arrays() else ()
-            bias.append(None if pieces is None else xp.reshape(pieces.whole(), shape))
+        bias = as_terms(self.call, (None if pieces is None else pieces.whole() for pieces in self.of_terms))
         return {**{name: pieces.whole() for name, pieces in self.sums.items()}, "bias": bias}
