@@ -20,7 +20,7 @@ from .biases import Bias, Plain, Relative
 from .dtypes import is_float
 from .errors import GradientError, PathError
 from .heads import stack_groups, unstack_groups
-from .pipeline import run_stages, weighted_sum, zero_filled
+from .pipeline import recorded_in, run_stages, weighted_sum, zero_filled
 
 
 class Gradients(NamedTuple):
@@ -135,12 +135,7 @@ def _backward(call: Call, gradient: Array) -> dict[str, Any]:
     if 0 in call.scores_shape:
         return nothing(call)
     seen: dict[str, Array] = {}
-
-    def remember(name: str, value: Array) -> Array:
-        seen[name] = value
-        return value
-
-    _, lse = run_stages(call, remember)
+    _, lse = run_stages(call, recorded_in(seen))
     parts = of_pairs(call, Pairs(seen["weights"], seen["visible"], seen["capped"]), gradient)
     found: dict[str, Any] = {"q": parts.q, "k": parts.k, "v": parts.v}
     found["bias"] = [_of_term(call, term, parts.logits) for term in call.bias_terms()]

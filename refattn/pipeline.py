@@ -202,13 +202,8 @@ def attention_stages(
         k_start=k_start,
     )
     seen: dict[str, Array] = {}
-
-    def remember(name: str, value: Array) -> Array:
-        seen[name] = value
-        return value
-
     with quiet(call.library):
-        output, lse = run_stages(call, remember)
+        output, lse = run_stages(call, recorded_in(seen))
         visible = seen["visible"]
         if visible is None:
             visible = call.library.xp.ones(call.scores_shape, dtype=call.library.xp.bool, device=call.device)
@@ -236,6 +231,16 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
     v, value_broken = zero_filled(call, call.v)
     output = weighted_sum(call, weights, v)  # (..., H, Lq, d_v)
     return (output if value_broken is None else restored(call, output, visible, value_broken)), lse
+
+
+def recorded_in(seen: dict[str, Array]) -> Callable[[str, Any], Any]:
+    """A `stage` of `run_stages` that keeps every value by its name, and changes none."""
+
+    def stage(name: str, value: Any) -> Any:
+        seen[name] = value
+        return value
+
+    return stage
 
 
 def logits_of(call: Call, visible: Array | None, summands: list[Array], stage: Callable[[str, Any], Any]) -> Array:
