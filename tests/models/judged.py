@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from models.decoder_bound import Attention, Watched, exact_run, propagate, register
+from models.attention_functions import Attention, register
+from models.decoder_bound import Watched, exact_run, propagate
 from models.decoders import DECODERS, Batch, batch, build
 from models.error_bound import UNIT_ROUNDOFF
 

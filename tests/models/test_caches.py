@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, StaticCache
 
-from models.decoder_bound import golden, register
+from models.attention_functions import register
+from models.decoder_bound import golden
 from models.decoders import COMMON, DECODERS, batch, build
 from models.judged import AT_ONCE, CHUNKS, LENGTH, PROMPT, STEPS, inputs, judged, run
 from refattn_backends.transformers import attention_forward

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
+from models.attention_functions import register
 from models.decoders import DECODERS, ENCODER_DECODER, build
-from refattn_backends.transformers import attention_forward, explicit_mask
+from refattn_backends.transformers import attention_forward
 from refattn_backends.transformers import register as register_refattn
 
 NEW_TOKENS = 12
@@ -50,6 +50,5 @@ def test_greedy_tokens_equal_those_of_eager_attention(feature: str) -> None:
         assert options[option] is not None
         return attention_forward(module, q, k, v, **{**options, option: None, "sliding_window": None})
 
-    AttentionInterface.register("ignoring", ignoring)
-    AttentionMaskInterface.register("ignoring", explicit_mask)
+    register("ignoring", ignoring)
     assert not torch.equal(generate(model, "ignoring"), expected)

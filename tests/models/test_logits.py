@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decoder_bound import LOCAL, Watched, eager_attention, golden, register
+from models.attention_functions import register, scaled_by_model_width, scaled_one_percent_off
+from models.decoder_bound import LOCAL, Watched, eager_attention, golden
 from models.decoders import DECODERS, batch, build
 from models.error_bound import UNIT_ROUNDOFF
 from models.judged import AT_ONCE, LENGTH, PADDINGS, STEPS, Judged, inputs, judged, run
@@ -88,16 +89,6 @@ def tiled_heads(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **op
     """A fault: query head h takes key head h % Hkv (G1)."""
     k, v = (x.repeat(1, q.shape[1] // k.shape[1], 1, 1) for x in (k, v))
     return attention_forward(module, q, k, v, mask, **options)
-
-
-def scaled_by_model_width(module: Any, *tensors: Tensor, **options: Any) -> Any:
-    """A fault: 1 / sqrt(d_model) in place of 1 / sqrt(d_k) (S1)."""
-    return attention_forward(module, *tensors, **options | {"scaling": module.config.hidden_size**-0.5})
-
-
-def scaled_one_percent_off(module: Any, *tensors: Tensor, **options: Any) -> Any:
-    """A fault: the scale is 1 % too large."""
-    return attention_forward(module, *tensors, **options | {"scaling": 1.01 * options["scaling"]})
 
 
 def without_padding_mask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:

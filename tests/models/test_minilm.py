@@ -4,7 +4,6 @@ Runs are compared with the bounds of error_bound.py, at components that are draw
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.attention_functions import register, scaled_by_model_width, scaled_one_percent_off
 from models.encoder import (
     SENTENCES,
     Batch,
@@ -22,7 +22,6 @@ from models.encoder import (
     load,
     local_bound,
     plain_attention,
-    register,
     tokenize,
     watched,
 )
@@ -116,18 +115,6 @@ def without_padding_mask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Ten
 def causal_by_mistake(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
     """A fault: an encoder's query sees no later key."""
     return attention_forward(module, q, k, v, mask & torch.ones_like(mask).tril(), **options)
-
-
-def scaled_by_model_width(module: Any, *tensors: Tensor, **options: Any) -> Any:
-    """A fault: 1 / sqrt(d_model) in place of 1 / sqrt(d_k) (S1)."""
-    options["scaling"] = 1 / math.sqrt(HEADS * HEAD_WIDTH)
-    return attention_forward(module, *tensors, **options)
-
-
-def scaled_one_percent_off(module: Any, *tensors: Tensor, **options: Any) -> Any:
-    """A fault: the scale is 1 % too large."""
-    options["scaling"] *= 1.01
-    return attention_forward(module, *tensors, **options)
 
 
 @pytest.mark.parametrize("fault", [without_padding_mask, causal_by_mistake, scaled_by_model_width])

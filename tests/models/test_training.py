@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decoder_bound import Attention, Watched, eager_attention, golden, plain_attention, register, worst
+from models.attention_functions import Attention, register, scaled_one_percent_off
+from models.decoder_bound import Watched, eager_attention, golden, plain_attention, worst
 from models.decoders import DECODERS, batch, build
 from models.error_bound import UNIT_ROUNDOFF
 from models.judged import LENGTH, inputs
@@ -121,11 +122,6 @@ def ratio(name: str, exact: Trained, attention: Attention) -> float:
     model, loss = step(name, in_float32(attention))
     actual = picked(model, torch.autograd.grad(loss, tuple(model.parameters()), materialize_grads=True))
     return float(((actual - exact.gradients).abs() / exact.bounds).nan_to_num(nan=torch.inf).max())
-
-
-def scaled_one_percent_off(module: Any, *tensors: Tensor, **options: Any) -> Any:
-    """A fault: the scale is 1 % too large."""
-    return attention_forward(module, *tensors, **options | {"scaling": 1.01 * options["scaling"]})
 
 
 def without_gradient_of_keys(module: Any, q: Tensor, k: Tensor, *tensors: Tensor, **options: Any) -> Any:
