@@ -57,10 +57,10 @@ def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
     terms = call.bias_terms()
     with_arrays = {number: term for number, term in enumerate(terms) if term.arrays()}
 
-    sums: dict[Any, _Parts] = {name: _Parts(x.chunks, call.compute) for name, x in zip("qkv", (q, k, v))}
-    sums["reached"] = _Parts((*leads, q.chunks[-2], (1,)), call.compute)
+    sums: dict[Any, _BlockSum] = {name: _BlockSum(x.chunks, call.compute) for name, x in zip("qkv", (q, k, v))}
+    sums["reached"] = _BlockSum((*leads, q.chunks[-2], (1,)), call.compute)
     for number, term in with_arrays.items():
-        sums[number] = _Parts(_chunks_of(term, leads, q.chunks[-2], k.chunks[-2]), call.compute)
+        sums[number] = _BlockSum(_chunks_of(term, leads, q.chunks[-2], k.chunks[-2]), call.compute)
     for (row, key), (rows, keys, answer) in tiles_of(call, q.chunks[-2], k.chunks[-2]).items():
         seen = _given(call, rows, keys, answer != "all") if held else None
         for lead in np.ndindex(*map(len, leads)):
@@ -78,7 +78,7 @@ def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
     return found | sinks_found(call, gradient, lse, of_row, sums["reached"].whole() > 0.0)
 
 
-class _Parts:
+class _BlockSum:
     """An array as a sum of parts, each of which covers one block of it."""
 
     def __init__(self, chunks: Chunks, dtype: Any) -> None:

@@ -54,11 +54,11 @@ def backward(call: Call, gradient: Array) -> dict[str, Any] | None:
     if prod(call.scores_shape[-2:]) <= FEW or not summable(call):
         return None
     call = call._replace(v=zero_filled(call, call.v)[0])
-    return after(call, gradient, tiled(call))
+    return gradients_from(call, gradient, tiled(call))
 
 
-def after(call: Call, gradient: Array, forward: Partial) -> dict[str, Any] | None:
-    """What `backward` gives, from the output and the log-sum-exp of the call, sinks included."""
+def gradients_from(call: Call, gradient: Array, forward: Partial) -> dict[str, Any] | None:
+    """The backward pass alone: what `backward` gives, from the call's output and log-sum-exp, sinks included."""
     output, lse = forward
     empty: Array = np.isneginf(lse)
     if not np.isfinite(output).all():  # nor is something visible, or a sink
@@ -126,11 +126,8 @@ class _Sums:
         q, gradient, lse, of_row = (self._stacked(x, job) for x in (self.q, self.gradient, self.lse, self.of_row))
         tile = _Tile(q * call.scale, gradient, lse, of_row, call.group, overflow=self.overflow)
         width = KEYS * max(1, ROWS // q.shape[1])
-        for piece in (
-            piece
-            for some in shown(call, rows, range(call.scores_shape[-1]), width)
-            for piece in self.shown.pieces(rows, some)
-        ):
+        tiles = shown(call, rows, range(call.scores_shape[-1]), width)
+        for piece in (piece for tile_keys in tiles for piece in self.shown.pieces(rows, tile_keys)):
             at = slice(*((row - rows.start) * call.group for row in (piece.rows.start, piece.rows.stop)))
             part = _Keys(*(x[:, piece.keys.start : piece.keys.stop] for x in keys))
             logits, slope = tile.add_weights(at, part, options_of(call, piece, job.entry, heads))

@@ -110,7 +110,7 @@ def of_rank_two(x: Array) -> Shape:
     return (*(1,) * (2 - x.ndim), *x.shape)
 
 
-class Pieces:
+class TileSum:
     """A sum over tiles of arrays (..., n, m) that each cover a piece of the last two axes, kept piece by piece."""
 
     def __init__(self, call: Call, shape: Shape, steps: tuple[int, int]) -> None:
@@ -149,14 +149,14 @@ class Sums:
         self.terms = call.bias_terms()
         steps = {"q": rows, "k": keys, "v": keys}
         shapes = {name: tuple(getattr(call, name).shape) for name in steps}
-        self.sums = {name: Pieces(call, shapes[name], (steps[name], shapes[name][-1])) for name in steps}
-        self.reached = Pieces(call, (*call.scores_shape[:-1], 1), (rows, 1))  # by how many tiles
+        self.sums = {name: TileSum(call, shapes[name], (steps[name], shapes[name][-1])) for name in steps}
+        self.reached = TileSum(call, (*call.scores_shape[:-1], 1), (rows, 1))  # by how many tiles
         self.of_terms = [self._of_term(term) for term in self.terms]
 
-    def _of_term(self, term: Bias) -> Pieces | None:
+    def _of_term(self, term: Bias) -> TileSum | None:
         if isinstance(term, Plain):
-            return Pieces(self.call, of_rank_two(term.array), (self.rows, self.keys))
-        return Pieces(self.call, shape := tuple(term.table.shape), shape) if isinstance(term, Relative) else None
+            return TileSum(self.call, of_rank_two(term.array), (self.rows, self.keys))
+        return TileSum(self.call, shape := tuple(term.table.shape), shape) if isinstance(term, Relative) else None
 
     def add_all(self, gradient: Array, lse: Array, of_row: Array) -> None:
         """All tiles that the mask shows a pair of; gradient, lse and of_row are those of all rows."""

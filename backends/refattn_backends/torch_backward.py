@@ -34,7 +34,7 @@ from refattn_backends.torch_tiles import (
 
 def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
     """All gradients in the compute dtype, for that of the output, as `tiles_backward.tiled_vjp` gives them."""
-    if not _fits(call, gradient) or (whole := by_kernel(call)) is None:
+    if not _derivative_fits(call, gradient) or (whole := by_kernel(call)) is None:
         return generic(call, gradient)
     whole = whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
     found: dict[str, Any] = {name: torch.zeros_like(getattr(call, name)) for name in "qkv"}
@@ -49,8 +49,8 @@ def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
     return {**found, "bias": []}
 
 
-def _fits(call: Call, gradient: Array) -> bool:
-    """Whether the kernel can be asked: nobody differentiates this, and nothing is infinite or overflows on the way."""
+def _derivative_fits(call: Call, gradient: Array) -> bool:
+    """Whether the kernel may: nobody differentiates this in turn, and nothing is infinite or overflows on the way."""
     given = (call.q, call.k, call.v, gradient, *(() if call.sinks is None else (call.sinks,)))
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         return False

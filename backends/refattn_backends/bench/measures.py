@@ -18,7 +18,7 @@ from refattn_backends.bench.bursts import medians, peak_bytes
 from refattn_backends.bench.rates import decode_floor, floor_of
 from refattn_backends.bench.rows import Row
 from refattn_backends.bench.sizes import Sizes
-from refattn_backends.numpy_backward import after
+from refattn_backends.numpy_backward import gradients_from
 from refattn_backends.numpy_tiles import tiled
 
 MIB, GIB = 2**20, 2**30
@@ -74,7 +74,7 @@ def gradients(sizes: Sizes) -> list[Row]:
         whole: dict[str, Callable[[], Any]] = {
             "tiled": partial(attention_vjp, q, k, v, g, causal=causal, path="tiled"),
         }
-        alone: dict[str, Callable[[], Any]] = {"tiled": partial(after, call, g, tiled(call))}
+        alone: dict[str, Callable[[], Any]] = {"tiled": partial(gradients_from, call, g, tiled(call))}
         if torch:
             whole[TORCH], alone[TORCH] = torch_gradients(torch, tensors, causal)
         for name, sides, forward in (("forward and backward", whole, 1), ("backward", alone, 0)):
