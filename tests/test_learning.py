@@ -77,14 +77,9 @@ def test_a_wrong_scale_is_learned_with_all_the_same(retrieval: Any) -> None:
 def test_it_takes_numpy_alone() -> None:
     """No other array library is loaded by a training."""
     code = (
-        "import sys, retrieval\n"
-        "retrieval.train(steps=2)\n"
+        f"import sys; sys.path.insert(0, {str(FILE.parent)!r})\n"
+        "import retrieval; retrieval.train(steps=2)\n"
         "print([name for name in ('torch', 'jax', 'cupy', 'dask', 'tensorflow') if name in sys.modules])"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(FILE.parent)!r})\n{code}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -77,8 +77,13 @@ def test_results_stay_within_the_bound_however_the_arrays_are_chunked(option: st
 
 
 def tiled_gradients(q: Any, k: Any, v: Any, gradient: Any, **options: Any) -> dict[str, Any]:
-    """The gradients of path="tiled" as lazy arrays by name, those of several biases by number too."""
-    found = refattn.attention_vjp(q, k, v, gradient, **options, path="tiled")._asdict()
+    """The gradients of path="tiled" as lazy arrays by name."""
+    return by_name(refattn.attention_vjp(q, k, v, gradient, **options, path="tiled"))
+
+
+def by_name(gradients: refattn.Gradients) -> dict[str, Any]:
+    """All gradients that there are, those of biases by number too."""
+    found = gradients._asdict()
     terms = found.pop("bias")
     found |= {f"bias {number}": x for number, x in enumerate(terms if isinstance(terms, tuple) else (terms,))}
     return {name: x for name, x in found.items() if x is not None}
@@ -105,10 +110,7 @@ def test_gradients_are_the_dense_ones_however_the_arrays_are_chunked(option: str
     sizes = CHUNKS[cut]
     given, plain = OPTIONS[option](lambda x: chunked(x, sizes)), OPTIONS[option](np.asarray)
     found = tiled_gradients(*(chunked(x, sizes) for x in (Q, K, V, -Q)), **given)
-    expected = refattn.attention_vjp(Q, K, V, -Q, **plain)._asdict()
-    terms = expected.pop("bias")
-    expected |= {f"bias {number}": x for number, x in enumerate(terms if isinstance(terms, tuple) else (terms,))}
-    assert_gradients_agree(found, {name: x for name, x in expected.items() if x is not None})
+    assert_gradients_agree(found, by_name(refattn.attention_vjp(Q, K, V, -Q, **plain)))
 
 
 def test_gradients_of_what_entries_share() -> None:
@@ -116,9 +118,7 @@ def test_gradients_of_what_entries_share() -> None:
     sizes, keys = CHUNKS["all axes"], BIAS[0, 0]
     arrays = Q, K[:1], V, -Q
     found = tiled_gradients(*(chunked(x, sizes) for x in arrays), bias=chunked(keys, sizes), causal=True)
-    expected = refattn.attention_vjp(*arrays, bias=keys, causal=True)
-    plain = {"q": expected.q, "k": expected.k, "v": expected.v, "bias 0": expected.bias}
-    assert_gradients_agree(found, plain)
+    assert_gradients_agree(found, by_name(refattn.attention_vjp(*arrays, bias=keys, causal=True)))
 
 
 def test_poison_and_the_gradients() -> None:
