@@ -25,7 +25,7 @@ ROOTS = {"strict": "array_api_strict"}
 
 
 def generic(
-    monkeypatch: pytest.MonkeyPatch, library: Library, rows: int | None = None, keys: int | None = None
+    monkeypatch: pytest.MonkeyPatch, library: Library, rows: int = tiles_backward.ROWS, keys: int = tiles_backward.KEYS
 ) -> None:
     """Lets the generic tiles take the place of what the library's plugin offers."""
     name = ROOTS.get(library.name, library.name)

@@ -21,17 +21,16 @@ from refattn_backends.tiles import cut, shown, spans
 ROWS, KEYS = 256, 256  # the largest tile, of which some eight arrays are held at a time
 
 
-def tiled_vjp(call: Call, gradient: Array, rows: int | None = None, keys: int | None = None) -> dict[str, Any]:
+def tiled_vjp(call: Call, gradient: Array, rows: int = ROWS, keys: int = KEYS) -> dict[str, Any]:
     """All gradients of a call in the compute dtype: q, k and v with their own batch axes, bias as a list of terms.
 
-    gradient is that of the output, (..., H, Lq, d_v) in the compute dtype. rows and keys are the largest tile, ROWS
-    and KEYS by default.
+    gradient is that of the output, (..., H, Lq, d_v) in the compute dtype. rows and keys are the largest tile.
     """
     if 0 in call.scores_shape:
         return nothing(call)
     with quiet(call.library):
         call, lse, of_row = forward(call, gradient)
-        sums = Sums(call, rows or ROWS, keys or KEYS)
+        sums = Sums(call, rows, keys)
         sums.add_all(gradient, lse, of_row)
         return sums.found() | sinks_found(call, gradient, lse, of_row, sums.reached.whole() > 0.0)
 
