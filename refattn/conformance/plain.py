@@ -125,3 +125,8 @@ def _or(size: int | None, other: int) -> int:
 def _per_entry(start: Any) -> Array:
     start = np.asarray(start)
     return start[..., None, None, None] if start.ndim else start
+
+
+def numbers_of(values: Array) -> Array:
+    """The number of each element, in C order, in float64, so that it can take the values' place anywhere."""
+    return np.arange(np.size(values), dtype=np.float64).reshape(np.shape(values))

@@ -14,6 +14,7 @@ import numpy as np
 from refattn.arrays import Array
 from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.conventions.convention import DEFAULT, NONE, Bias, Convention, Mask
+from refattn.conformance.plain import numbers_of
 
 
 class Lacking(Unsupported):
@@ -38,6 +39,8 @@ class Parts:
     visible: Array
     bias: Array | None
     counts: Array | None
+    # Which number of the problem's own bias stands at each pair, (B, H, Lq, Lk).
+    numbers: Array | None
 
     @classmethod
     def of(cls, problem: Problem) -> Parts:
@@ -67,13 +70,14 @@ class Parts:
             visible=visible,
             bias=pairs(problem.bias),
             counts=None if problem.counts is None else each(problem.counts),
+            numbers=None if problem.bias is None else pairs(numbers_of(problem.bias)),
         )
 
     def entry(self, b: int) -> Parts:
         """One batch entry alone."""
         chosen: dict[str, Any] = {
             name: None if (x := getattr(self, name)) is None else x[b : b + 1]
-            for name in ("offset", "shown", "visible", "bias", "counts")
+            for name in ("offset", "shown", "visible", "bias", "counts", "numbers")
         }
         return replace(self, batch=(1,), entries=1, **chosen)
 

@@ -1,4 +1,4 @@
-"""The gradients that a library's own differentiation takes of a function: torch's autograd and jax.vjp."""
+"""The gradients that a library's own differentiation takes of a function: torch's autograd, jax.vjp and mlx's vjp."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from refattn.arrays import Array
 
 # Libraries that differentiate.
-LIBRARIES = ("torch", "jax")
+LIBRARIES = ("torch", "jax", "mlx")
 
 
 def differentiated(
@@ -23,6 +23,13 @@ def differentiated(
 
         output, pull = jax.vjp(function, arrays)
         return output, pull(gradient)[0]
+    if library == "mlx":
+        import mlx.core as mx
+
+        (output,), pulled = mx.vjp(
+            lambda *given: function(dict(zip(arrays, given))), [*arrays.values()], [gradient]
+        )
+        return output, dict(zip(arrays, pulled))
     import torch
 
     leaves = {name: x.detach().requires_grad_() for name, x in arrays.items()}

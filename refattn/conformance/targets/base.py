@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,7 +18,11 @@ from refattn.backend import Backend
 from refattn.conformance.case import GRADIENTS, Api, Problem
 from refattn.conformance.judge import Result
 from refattn.conformance.plain import Draw
-from refattn.conformance.targets import autodiff
+from refattn.conformance.targets.answer import Answer as Answer
+from refattn.conformance.targets.answer import Arrays
+from refattn.conformance.targets.answer import Seen as Seen
+from refattn.conformance.targets.answer import TargetError as TargetError
+from refattn.conformance.targets.differentiable import Differentiable
 from refattn.conformance.targets.memory import Guarded, guarded, poison, shares_memory
 from refattn.dtypes import dtype_name
 from refattn.errors import NotAnArrayError, RefattnError
@@ -39,10 +41,6 @@ LIBRARIES = {
 }
 
 
-class TargetError(Exception):
-    """A target that cannot be called; the message says why, in one sentence, and what to do."""
-
-
 class WorkerError(Exception):
     """How a call in a process of its own ended: a verdict, a message, the place in the target's code, a traceback."""
 
@@ -51,23 +49,6 @@ class WorkerError(Exception):
         self.verdict, self.place, self.trace = verdict, place, trace
         # The class of the error that the target raised, if it did.
         self.kind = kind
-
-
-class Answer(NamedTuple):
-    """What one call gave, in the target's own arrays."""
-
-    output: Array
-    lse: Array | None = None
-    weights: Array | None = None
-    # By the names of the arguments.
-    gradients: Mapping[str, Array] = MappingProxyType({})
-
-
-class Seen(NamedTuple):
-    """One array of an answer on the host: its values as float64, and the dtype name that it had."""
-
-    values: Array
-    dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,39 +107,10 @@ class Target(Protocol):
         """Ends what belongs to the target; when the processes began that it had left running, as time.time()."""
 
 
-class Arrays(Protocol):
-    """What a target needs to know of an array library: a part of `refattn.backend.Backend`."""
-
-    @property
-    def name(self) -> str:
-        """What the library is called in a report."""
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """The names out of `COMPUTED` that arrays can have."""
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        """Names out of `refattn.backend.CAPABILITIES`."""
-
-    def version(self) -> str | None:
-        """The library's version."""
-
-    def array(self, host: Array, dtype: str | None = None, device: str | None = None) -> Array:
-        """A copy of a host array as one of the library; None keeps a dtype that is not floating."""
-
-    def host(self, x: Array) -> Array:
-        """The values as a NumPy array."""
-
-
-class ArrayTarget:
+class ArrayTarget(Differentiable):
     """A target on the arrays of one backend; subclasses say what they support and make one call."""
 
     name: str
-    # Features out of Problem.needs that the target can express; None means all.
-    features: frozenset[str] | None = None
-    # Those out of GRADIENTS that it offers.
-    gradients: frozenset[str] = frozenset()
     # What a user should know about how the target is called.
     notes: tuple[str, ...] = ()
     built_on_refattn: bool | None = None
@@ -201,25 +153,6 @@ class ArrayTarget:
     def compute(self, problem: Problem, q: Array, k: Array, v: Array, again: bool) -> Answer:
         """One call; `again` is the second, whose output alone matters. Raises Unsupported."""
         raise NotImplementedError
-
-    def differentiate(self, backward: str = "") -> None:
-        """Offer gradients from now on: the library's own, or those of a function. Raises TargetError."""
-        if backward:
-            raise TargetError(f"--gradients {backward} is for a function of refattn's convention, not for {self.name}")
-        if self.backend.name not in autodiff.LIBRARIES:
-            advice = "name the function that computes them: --gradients module:function"
-            raise TargetError(f"{self.name} runs on {self.backend.name}, which does not differentiate; {advice}")
-        self.gradients = frozenset({"gradients"})
-
-    def with_gradients(self, problem: Problem, q: Array, k: Array, v: Array) -> Answer:
-        """One call, and the gradients of q, k and v by the library's own differentiation."""
-
-        def output(arrays: dict[str, Array]) -> Array:
-            return self.compute(problem, **arrays, again=False).output
-
-        gradient = self.array(np.asarray(problem.grad_output), problem.dtype)
-        result, gradients = autodiff.differentiated(self.backend.name, output, {"q": q, "k": k, "v": v}, gradient)
-        return Answer(result, gradients=gradients)
 
     def array(self, host: Array, dtype: str | None = None) -> Array:
         """A host array in the target's library; None keeps a dtype that is not floating."""
@@ -265,16 +198,17 @@ class ArrayTarget:
         if problem.among_others:
             self._other_call(problem)
         parts = {"output": answer.output, "log-sum-exp": answer.lse, "weights": answer.weights}
-        for what, array in {**parts, **{f"gradient of {name}": x for name, x in answer.gradients.items()}}.items():
+        gradients = {f"gradient of {name}": x for name, x in answer.gradients.items() if not isinstance(x, Seen)}
+        for what, array in {**parts, **gradients}.items():
             if foreign := self._foreign(what, array, stored["q"]):
                 return Observed(foreign=foreign, inputs={})
         shared = tuple(name for name, x in stored.items() if shares_memory(answer.output, x))
         output = self._read(answer.output)
         lse, weights = (None if x is None else self._read(x) for x in (answer.lse, answer.weights))
-        later = [self.compute(problem, **stored, again=True).output]
+        later = [self._again(problem, stored)]
         if more:
             self._other_call(problem)
-            later.append(self.compute(problem, **stored, again=True).output)
+            later.append(self._again(problem, stored))
         for one in later:
             if foreign := self._foreign("output of a later call", one, stored["q"]):
                 return Observed(foreign=foreign, inputs={})
@@ -296,11 +230,19 @@ class ArrayTarget:
         """Whether memory is worth a look: it is not refattn's own, and arrays of the library can be written to."""
         return self.distrusted and "mutable" in self.backend.capabilities
 
+    def _again(self, problem: Problem, stored: dict[str, Array]) -> Array:
+        """The output of the same call once more, followed by the library if the first was."""
+        if problem.grad_output is not None and self.followed:
+            return self.with_gradients(problem, **stored).output
+        return self.compute(problem, **stored, again=True).output
+
     def _other_call(self, problem: Problem) -> None:
         """A call with other data that is forgotten: no answer may come from it, or change with it."""
         self.compute(problem, **{name: self._laid_out(-getattr(problem, name), problem) for name in "qkv"}, again=False)
 
     def _read(self, x: Any) -> Seen:
+        if isinstance(x, Seen):
+            return x
         return Seen(self.host(x).copy(), self.dtype_of(x))  # a later call may write into the same memory
 
     def _foreign(self, what: str, x: Any, like: Any) -> str:
@@ -369,14 +311,16 @@ def result_of(problem: Problem, observed: Observed) -> Result:
     if observed.foreign or observed.output is None:
         return Result(output=np.zeros(0), dtype="", library=False, foreign=observed.foreign)
     changed = tuple(n for n, x in observed.inputs.items() if not _same_bits(x, np.asarray(getattr(problem, n))))
+    # The judge alone knows whether a bias stands for an object, whose gradient would be another.
+    gradients = {name: seen for name, seen in observed.gradients.items() if name in problem.differentiable}
     return Result(
         output=observed.output.values,
         dtype=observed.output.dtype,
         lse=None if observed.lse is None else observed.lse.values,
         lse_dtype="" if observed.lse is None else observed.lse.dtype,
         weights=None if observed.weights is None else observed.weights.values,
-        gradients={name: seen.values for name, seen in observed.gradients.items()},
-        gradient_dtypes={name: seen.dtype for name, seen in observed.gradients.items()},
+        gradients={name: seen.values for name, seen in gradients.items()},
+        gradient_dtypes={name: seen.dtype for name, seen in gradients.items()},
         changed=changed,
         beside=observed.beside,
         shared=observed.shared,

@@ -26,7 +26,6 @@ import numpy as np
 
 from refattn.arrays import Array
 from refattn.conformance.case import GRADIENTS, Problem, Unsupported
-from refattn.conformance.targets import autodiff
 from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, in_words, library_backend
 
 OPTIONS = frozenset({"causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start"})
@@ -110,7 +109,7 @@ class FunctionTarget(ArrayTarget):
             given = {name: arrays.get(name, x) for name, x in options.items()}
             return self._answered(problem, arrays["q"], arrays["k"], arrays["v"], given)[0]
 
-        output, gradients = autodiff.differentiated(self.backend.name, output_of, arrays, gradient)
+        output, gradients = self.differentiated(output_of, arrays, gradient)
         return Answer(output, gradients=gradients)
 
     def _options(self, problem: Problem) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class JaxTarget(Rank4Target):
         elif problem.shown is not None or (problem.causal and not own):
             options["mask"] = self.boolean(problem, causal=not own)
         if problem.bias is not None:
-            options["bias"] = self.array(self.pairs(problem.bias, problem), problem.dtype)
+            options["bias"] = self.argument("bias", problem, lambda bias: self.pairs(bias, problem))
         tokens = [x.swapaxes(1, 2) for x in (q, k, v)]
         options["implementation"] = "xla"
         # In 16 bits the residual has 16 bits too, which would be all that is ever said: asked for where it matters.

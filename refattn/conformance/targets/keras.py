@@ -48,6 +48,6 @@ class KerasTarget(Rank4Target):
         elif masked:
             options["mask"] = self.boolean(problem, causal=not own)
         if problem.bias is not None and "bias" not in options:
-            options["bias"] = self.array(self.pairs(problem.bias, problem), problem.dtype)
+            options["bias"] = self.argument("bias", problem, lambda bias: self.pairs(bias, problem))
         tokens = [x.swapaxes(1, 2) for x in (q, k, v)]
         return Answer(keras.ops.dot_product_attention(*tokens, **options).swapaxes(1, 2))

@@ -66,7 +66,7 @@ class MlxTarget(Rank4Target):
         elif problem.causal or problem.shown is not None:
             mask = self.boolean(problem, causal=True)
         scale = (problem.q.shape[-1] or 1) ** -0.5 if problem.scale is None else problem.scale
-        sinks = None if problem.sinks is None else self.array(problem.sinks, problem.dtype)
+        sinks = None if problem.sinks is None else self.argument("sinks", problem)
         return Answer(mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks))
 
     def expanded(self, x: Array, shape: tuple[int, ...]) -> Array:

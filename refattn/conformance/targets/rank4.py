@@ -89,6 +89,10 @@ class Rank4Target(ArrayTarget):
         seen = problem.visible if causal else problem.shown
         if seen is None and problem.bias is None:
             return None
-        bias = 0.0 if problem.bias is None else problem.bias
-        values = bias if seen is None else np.where(seen, bias, hidden)
-        return self.array(self.pairs(values, problem), problem.dtype)
+
+        def added(bias: Any) -> Array:
+            return self.pairs(bias if seen is None else np.where(seen, bias, hidden), problem)
+
+        if problem.bias is None:
+            return self.array(added(0.0), problem.dtype)
+        return self.argument("bias", problem, added)

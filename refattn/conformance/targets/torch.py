@@ -52,10 +52,12 @@ class TorchTarget(ArrayTarget):
         elif problem.causal and top_left and problem.shown is None and problem.bias is None:
             options["is_causal"] = True
         elif problem.bias is not None:
-            hidden = np.where(problem.visible, problem.bias, -np.inf)
-            options["attn_mask"] = self._full(hidden, problem)
+            seen = problem.visible
+            options["attn_mask"] = self.argument(
+                "bias", problem, lambda bias: _in_full(np.where(seen, bias, -np.inf), problem)
+            )
         elif problem.causal or problem.shown is not None:
-            options["attn_mask"] = self._full(problem.visible, problem)
+            options["attn_mask"] = self.array(_in_full(problem.visible, problem))
         return options
 
     def _literal(self, problem: Problem) -> dict[str, Any]:
@@ -70,11 +72,12 @@ class TorchTarget(ArrayTarget):
         if problem.shown is not None:
             options["attn_mask"] = self.array(problem.shown)
         if problem.bias is not None:
-            options["attn_mask"] = self.array(problem.bias, problem.dtype)
+            options["attn_mask"] = self.argument("bias", problem)
         return options
 
-    def _full(self, pairs: Array, problem: Problem) -> Array:
-        """A mask in the rank of q, so that no leading axis can be misread."""
-        pairs = pairs.reshape((1,) * (problem.q.ndim - pairs.ndim) + pairs.shape)
-        shape = (*pairs.shape[:-2], problem.q.shape[-2], problem.k.shape[-2])
-        return self.array(np.broadcast_to(pairs, shape).copy(), None if pairs.dtype == bool else problem.dtype)
+
+def _in_full(pairs: Array, problem: Problem) -> Array:
+    """A mask in the rank of q, so that no leading axis can be misread."""
+    pairs = pairs.reshape((1,) * (problem.q.ndim - pairs.ndim) + pairs.shape)
+    shape = (*pairs.shape[:-2], problem.q.shape[-2], problem.k.shape[-2])
+    return np.broadcast_to(pairs, shape).copy()

@@ -51,7 +51,9 @@ class TorchFlexTarget(Rank4Target):
         import torch
 
         cap = problem.softcap
-        bias = None if problem.bias is None else self.array(self.pairs(problem.bias, problem), problem.dtype)
+        bias = None
+        if problem.bias is not None:
+            bias = self.argument("bias", problem, lambda bias: self.pairs(bias, problem))
         if cap is None and bias is None:
             return None
 

@@ -52,7 +52,7 @@ class TransformersTarget(Rank4Target):
             num_key_value_groups=q.shape[1] // (k.shape[1] or 1),
             training=False,
             is_causal=False,
-            sinks=None if problem.sinks is None else self.array(problem.sinks, problem.dtype),
+            sinks=None if problem.sinks is None else self.argument("sinks", problem),
             head_dim=q.shape[-1],
         )
         options: dict[str, Any] = {"scaling": self._scale(problem), "dropout": 0.0}
