@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import convention_kernels
 from libraries import Library
 from refattn import cli, registry
 from refattn.conformance.cases import all_cases
@@ -149,3 +151,97 @@ def test_wrong_gradients_are_named(name: str) -> None:
     assert failed
     assert all(f'the gradients match "{name}" [D' in record.message for record in failed)
     assert all(record.diagnosis and record.diagnosis["sentence"] == record.message for record in failed)
+
+
+def of_convention(folder: Path, name: str, library: str, gradients: str, isolated: bool = False) -> Report:
+    """The report on a function of one of the conventions of `convention_kernels`."""
+    file = folder / f"{name}.toml"
+    file.write_text(convention_kernels.CONVENTIONS[name])
+    make = IsolatedTarget if isolated else find_target
+    return run_suite(make(f"convention_kernels:{name}", library, str(file), gradients), PAIRS, 20)
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("name", [*convention_kernels.CONVENTIONS])
+def test_autograd_reaches_through_a_convention(library: object, tmp_path: Path, name: str) -> None:
+    """Whatever the layout, and bias joined to a mask or sinks beside it, the gradients of all arguments pass."""
+    report = of_convention(tmp_path, name, "torch", "")
+    assert {record.verdict for record in report.records} <= {"pass", "unsupported"}
+    passed = {record.case for record in report.records if record.verdict == "pass"}
+    assert passed >= {"gradients.plain", "gradients.grouped_heads", "gradients.shared_batch_entry"}
+    assert name == "thd" or passed >= {
+        "gradients.bias",
+        "gradients.bias_for_all_rows",
+        "gradients.poison_behind_a_bias",
+    }
+    assert name == "hsd" or "gradients.sinks" in passed
+
+
+@pytest.mark.library("jax")
+def test_jax_is_judged_on_the_gradient_of_a_bias(library: object) -> None:
+    """jax.vjp takes the gradient of the bias as the function got it, and that is summed to what the problem has."""
+    cases = [pair for pair in PAIRS if pair[0].name == "gradients.bias_for_all_rows"]
+    (record,) = run_suite(find_target("jax", gradients=""), cases, 20).records
+    assert record.verdict == "pass"
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize("name", [*convention_kernels.CONVENTIONS])
+def test_a_backward_function_speaks_the_convention(tmp_path: Path, name: str) -> None:
+    """grad_output comes in the layout of the output, and gradients are read in the form of the arguments."""
+    report = of_convention(tmp_path, name, "numpy", f"convention_kernels:{name}_backward", isolated=True)
+    assert {record.verdict for record in report.records} <= {"pass", "unsupported"}
+    passed = {record.case for record in report.records if record.verdict == "pass"}
+    assert passed >= {
+        "gradients.plain",
+        "gradients.grouped_heads",
+        "gradients.shared_batch_entry",
+        "gradients.one_head",
+    }
+    assert name == "thd" or passed >= {
+        "gradients.bias",
+        "gradients.bias_for_all_rows",
+        "gradients.poison_behind_a_bias",
+    }
+    assert name == "hsd" or "gradients.sinks" in passed
+
+
+@pytest.mark.library("numpy")
+def test_a_backward_function_gets_output_and_log_sum_exp(tmp_path: Path) -> None:
+    """Where it has parameters of these names it gets what the function returned, as it returned it."""
+    report = of_convention(tmp_path, "bshd", "numpy", "convention_kernels:bshd_by_output")
+    assert {record.verdict for record in report.records} == {"pass"}
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize(
+    ("fault", "case", "words"),
+    [
+        ("wrong_bias", "gradients.bias_for_all_rows", "gradient of bias["),
+        ("wrong_sinks", "gradients.sinks", "gradient of sinks["),
+        ("heads_first", "gradients.plain", "the gradient of q has shape (2, 2, 6, 8), expected (2, 6, 2, 8)"),
+    ],
+)
+def test_a_wrong_gradient_of_a_convention_is_named(tmp_path: Path, fault: str, case: str, words: str) -> None:
+    """Half a bias' gradient, the sign of a sink's, and axes in the wrong order are each told."""
+    report = of_convention(tmp_path, "bshd", "numpy", f"convention_kernels:bshd_{fault}")
+    found = {record.case: record for record in report.records}[case]
+    assert found.verdict == "fail"
+    assert words in found.message
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("name", ["torch", "torch-math", "torch-flash", "torch-mha"])
+def test_public_implementations_are_judged_on_all_gradients(library: object, name: str) -> None:
+    """torch's gradients of q, k, v and a bias pass where nothing hidden is poisoned, whichever kernel computes them."""
+    chosen = (
+        "gradients.plain",
+        "gradients.causal",
+        "gradients.empty_rows",
+        "gradients.bias",
+        "gradients.bias_per_head",
+    )
+    report = run_suite(find_target(name, gradients=""), [pair for pair in PAIRS if pair[0].name in chosen], 20)
+    verdicts = {record.case: record.verdict for record in report.records}
+    of_bias = "unsupported" if name == "torch-flash" else "pass"
+    assert verdicts == dict.fromkeys(chosen[:3], "pass") | dict.fromkeys(chosen[3:], of_bias)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from refattn.arrays import Array
 
@@ -53,3 +53,9 @@ class Arrays(Protocol):
 
     def host(self, x: Array) -> Array:
         """The values as a NumPy array."""
+
+
+def in_words(x: Any) -> str:
+    """The type of a value, with its article."""
+    name = "None" if x is None else type(x).__name__
+    return name if x is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

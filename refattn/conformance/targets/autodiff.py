@@ -26,9 +26,7 @@ def differentiated(
     if library == "mlx":
         import mlx.core as mx
 
-        (output,), pulled = mx.vjp(
-            lambda *given: function(dict(zip(arrays, given))), [*arrays.values()], [gradient]
-        )
+        (output,), pulled = mx.vjp(lambda *given: function(dict(zip(arrays, given))), [*arrays.values()], [gradient])
         return output, dict(zip(arrays, pulled))
     import torch
 

@@ -22,6 +22,7 @@ from refattn.conformance.targets.answer import Answer as Answer
 from refattn.conformance.targets.answer import Arrays
 from refattn.conformance.targets.answer import Seen as Seen
 from refattn.conformance.targets.answer import TargetError as TargetError
+from refattn.conformance.targets.answer import in_words as in_words
 from refattn.conformance.targets.differentiable import Differentiable
 from refattn.conformance.targets.memory import Guarded, guarded, poison, shares_memory
 from refattn.dtypes import dtype_name
@@ -348,12 +349,6 @@ def library_backend(name: str) -> Backend:
     if not backend.devices():
         raise TargetError(f"{name} is installed, but no device here can run it")
     return backend
-
-
-def in_words(x: Any) -> str:
-    """The type of a value, with its article."""
-    name = "None" if x is None else type(x).__name__
-    return name if x is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _device(x: Any) -> Any:

@@ -19,8 +19,12 @@ from refattn.conformance.case import Problem, Unsupported
 from refattn.conformance.conventions.convention import Convention
 from refattn.conformance.conventions.express import Lacking, Parts, express, features_of
 from refattn.conformance.conventions.read import ConventionError, find_convention
+from refattn.conformance.plain import numbers_of
 from refattn.conformance.targets.base import Answer, ArrayTarget, Observed, TargetError, library_backend
+from refattn.conformance.targets.convention_backward import gradients_of
 from refattn.conformance.targets.function import load_function
+from refattn.conformance.targets.layouts import Misshapen, OneCall, expected_shape, lay, pack, restored
+from refattn.conformance.targets.leaves import Leaves, at_numbers
 
 OPTIONS = (
     *("causal", "mask", "bias", "window", "lengths", "alibi"),
@@ -41,10 +45,6 @@ def by_convention(name: str, convention: str, library: str | None = None) -> Con
     return ConventionTarget(name, found, library)
 
 
-class _Misshapen(Exception):
-    """A result whose shape the convention does not have: the clause, and words."""
-
-
 class ConventionTarget(ArrayTarget):
     """The function that "module:object" or "path.py:object" names, or is given, called by a convention.
 
@@ -61,6 +61,7 @@ class ConventionTarget(ArrayTarget):
     ) -> None:
         super().__init__(library_backend(library or convention.library))
         self.name, self.device = name, device
+        self._backward: Callable[..., Any] | None = None
         self._function = load_function(name) if function is None else function
         self.convention, self.notes = _narrowed(convention, self._function, name)
         self.dtypes = tuple(dtype for dtype in self.dtypes if dtype in convention.dtypes)
@@ -74,7 +75,7 @@ class ConventionTarget(ArrayTarget):
         """See `ArrayTarget.observe`; a log-sum-exp in base 2 becomes a natural one."""
         try:
             observed = super().observe(problem)
-        except _Misshapen as fault:
+        except Misshapen as fault:
             label, words = fault.args
             return Observed(misshapen=(label, words), inputs={})
         lse = self.convention.lse
@@ -92,20 +93,54 @@ class ConventionTarget(ArrayTarget):
         if problem.literal and problem.window is not None and convention.window is None:
             raise Unsupported(f"{self.name} has no windows of its own")
         parts = Parts.of(problem)
+        ones = [self._one_call(call) for call in self.calls(parts, q, k, v)]
+        return self._whole(problem, parts, ones, q)
+
+    def calls(self, parts: Parts, q: Array, k: Array, v: Array) -> list[OneCall]:
+        """One call, or one for each entry of the batch where the convention has no batch axis."""
         q, k, v = (self._with_one_batch_axis(x, parts) for x in (q, k, v))
-        (q, k, v), scale = self._widened(problem, q, k, v)
-        if convention.batched:
-            return self._whole(problem, parts, [self._one_call(parts, scale, q, k, v)])
+        (q, k, v), scale = self._widened(parts.problem, q, k, v)
+        if self.convention.batched:
+            return [OneCall(parts, scale, q, k, v)]
         if not parts.entries:
             raise Unsupported(f"{self.name} takes no batch, and this one is empty")
-        ones = [
-            self._one_call(parts.entry(b), scale, *(x[b : b + 1, ...] for x in (q, k, v))) for b in range(parts.entries)
-        ]
-        return self._whole(problem, parts, ones)
+        return [OneCall(parts.entry(b), scale, *(x[b : b + 1, ...] for x in (q, k, v))) for b in range(parts.entries)]
+
+    def differentiate(self, backward: str = "") -> None:
+        """Gradients by the library's own differentiation, or by a function of the user's that speaks the convention."""
+        if backward:
+            self._backward, self.gradients = load_function(backward), self.offered_gradients()
+        else:
+            super().differentiate()
+
+    def with_gradients(self, problem: Problem, q: Array, k: Array, v: Array) -> Answer:
+        """One call and its gradients."""
+        if self._backward is None:
+            return super().with_gradients(problem, q, k, v)
+        answer = self.compute(problem, q, k, v, again=False)
+        return answer._replace(gradients=gradients_of(self, self._backward, problem, q, k, v))
 
     def arguments(self, parts: Parts, q: Array, k: Array, v: Array) -> dict[str, Any]:
         """Parameter -> value of one call, but for q, k, v and the output; q, k and v are (B, H, tokens, width)."""
+        if self._leaves is not None:
+            return self._watched_arguments(self._leaves, parts)
         return {name: self._argument(value, parts.problem.dtype) for name, value in self.expressed(parts).items()}
+
+    def _watched_arguments(self, leaves: Leaves, parts: Parts) -> dict[str, Any]:
+        """The same where gradients are taken: bias and sinks are expressed by numbers, then those become values."""
+        problem, names = parts.problem, self.convention.names
+        parameters = {name: "bias" for name in self.convention.parameters("bias") if problem.bias is not None}
+        parameters |= {names.sinks: "sinks"} if names.sinks and problem.sinks is not None else {}
+        numbered = replace(problem, sinks=None if problem.sinks is None else numbers_of(problem.sinks))
+        found: dict[str, Any] = {}
+        for parameter, value in self.expressed(replace(parts, problem=numbered, bias=parts.numbers)).items():
+            name = parameters.get(parameter)
+            if name is None:
+                found[parameter] = self._argument(value, problem.dtype)
+            else:
+                array = self.array(at_numbers(getattr(problem, name), value), problem.dtype)
+                found[parameter] = leaves.add(name, array, value)
+        return found
 
     def expressed(self, parts: Parts) -> dict[str, Any]:
         """The same on the host. Raises Lacking."""
@@ -115,16 +150,28 @@ class ConventionTarget(ArrayTarget):
         """q, k and v by the names of the parameters, in the convention's layout."""
         names, packed = self.convention.names, self.convention.packed
         if packed is None:
-            return {
-                getattr(names, name): _laid(x, self.convention.layout) for name, x in (("q", q), ("k", k), ("v", v))
-            }
+            return {getattr(names, name): lay(x, self.convention.layout) for name, x in (("q", q), ("k", k), ("v", v))}
         counts = [parts.k_len] * parts.entries if parts.counts is None else [int(n) for n in parts.counts]
         lengths = [parts.q_len] * parts.entries
-        found = {names.q: _packed(q, lengths), names.k: _packed(k, counts), names.v: _packed(v, counts)}
+        found = {names.q: pack(q, lengths), names.k: pack(k, counts), names.v: pack(v, counts)}
         for cumulative, most, of in ((packed.cu_q, packed.max_q, lengths), (packed.cu_k, packed.max_k, counts)):
             found[cumulative] = self.array(np.cumsum([0, *of], dtype=np.int32))
             if most:
                 found[most] = max(of, default=0)
+        return found
+
+    def given(self, call: OneCall) -> dict[str, Any]:
+        """All of one call, but for the output, by the names of the parameters."""
+        given = self.tensors(call.parts, *call[2:]) | self.arguments(call.parts, *call[2:])
+        scale = self.convention.names.scale
+        return given | {scale: call.scale} if scale and call.scale is not None else given
+
+    def ordered(self, given: dict[str, Any]) -> list[Any]:
+        """What is passed by position, in order, taken out of what is given."""
+        found: list[Any] = []
+        for argument in self.convention.positional:
+            own = (argument,) if argument in self.convention.fixed else self.convention.parameters(argument)
+            found += [given.pop(name) for name in own]
         return found
 
     def result(self, returned: Any, position: int) -> Any:
@@ -133,44 +180,46 @@ class ConventionTarget(ArrayTarget):
             return returned if position == 0 else None
         return returned[position] if position < len(returned) else None
 
-    def _one_call(self, parts: Parts, scale: float | None, q: Array, k: Array, v: Array) -> tuple[Any, Any]:
-        """Output (B, H, Lq, d_v) and log-sum-exp (B, H, Lq) or None, or what came instead of arrays."""
+    def raw(self, call: OneCall, with_lse: bool = False) -> tuple[Any, Any]:
+        """Output and log-sum-exp as the function gives them, None for what it does not give."""
         convention, names = self.convention, self.convention.names
-        given = self.tensors(parts, q, k, v) | self.arguments(parts, q, k, v)
-        if scale is not None and names.scale:
-            given[names.scale] = scale
-        layout = convention.output_layout or convention.layout
-        shape = (parts.entries, parts.problem.heads, parts.q_len, int(v.shape[-1]))
+        given = self.given(call) | (convention.ask.get("lse", {}) if with_lse else {})
         if names.output:
             # A value that no attention gives, so that what is not written shows.
-            empty = np.full(_expected(layout, shape), np.nan)
-            given[names.output] = self.array(empty, parts.problem.dtype)
-        ordered: list[Any] = []
-        for argument in convention.positional:
-            own = (argument,) if argument in convention.fixed else convention.parameters(argument)
-            ordered += [given.pop(name) for name in own]
+            empty = np.full(expected_shape(convention.output_layout or convention.layout, call.output_shape), np.nan)
+            given[names.output] = self.array(empty, call.parts.problem.dtype)
         buffer = given.get(names.output) if names.output else None
+        ordered = self.ordered(given)
+        returned = self.called(self._function, ordered, given)
+        lse = self.result(returned, convention.lse.position) if convention.lse else None
+        return buffer if names.output else self.result(returned, 0), lse
+
+    def called(self, function: Callable[..., Any], ordered: list[Any], given: dict[str, Any]) -> Any:
+        """What a function returns. Raises Unsupported where it refuses."""
         try:
-            returned = self._function(*ordered, **given)
+            return function(*ordered, **given)
         except NotImplementedError as refusal:
             raise Unsupported(f"{self.name} does not do this: {refusal}") from refusal
-        output = buffer if names.output else self.result(returned, 0)
-        if self._foreign("output", output, q):
+
+    def _one_call(self, call: OneCall) -> tuple[Any, Any]:
+        """Output (B, H, Lq, d_v) and log-sum-exp (B, H, Lq) or None, or what came instead of arrays."""
+        convention, shape = self.convention, call.output_shape
+        output, lse = self.raw(call)
+        if self._foreign("output", output, call.q):
             return output, None
-        output = _restored(output, layout, shape, "output", "A1")
-        lse = self.result(returned, convention.lse.position) if convention.lse else None
-        if lse is not None and convention.lse is not None and not self._foreign("lse", lse, q):
-            lse = _restored(lse, convention.lse.axes, shape[:3], "log-sum-exp", "P4")
-        if lse is None and "lse" in parts.problem.asks:
+        output = restored(output, convention.output_layout or convention.layout, shape, "output", "A1")
+        if lse is not None and convention.lse is not None and not self._foreign("lse", lse, call.q):
+            lse = restored(lse, convention.lse.axes, shape[:3], "log-sum-exp", "P4")
+        if lse is None and "lse" in call.parts.problem.asks:
             raise Lacking(convention.name, "lse", f": {self.name} returned none")
         return output, lse
 
-    def _whole(self, problem: Problem, parts: Parts, ones: list[tuple[Any, Any]]) -> Answer:
-        """The answers of all calls as one, in the shape of the problem."""
+    def _whole(self, problem: Problem, parts: Parts, ones: list[tuple[Any, Any]], like: Array) -> Answer:
+        """The answers of all calls as one, in the shape of the problem; like is an array of the calls."""
         rank2, whole = problem.q.ndim == 2, []
         for number, name in enumerate(("output", "lse")):
             several = [one[number] for one in ones]
-            if any(x is None or self._foreign(name, x, self.array(np.zeros(1), problem.dtype)) for x in several):
+            if any(x is None or self._foreign(name, x, like) for x in several):
                 whole.append(several[0])
                 continue
             xp = library_of(several[0], name).xp
@@ -218,45 +267,6 @@ class ConventionTarget(ArrayTarget):
         moved, to = (host, 0) if layout == "SBHD" else (host, -3)
         stored = self.array(np.ascontiguousarray(np.moveaxis(moved, -2, to)), problem.dtype)
         return library_of(stored, "x").xp.moveaxis(stored, to, -2)
-
-
-def _laid(x: Array, layout: str) -> Array:
-    """(B, H, S, D) in a layout that has no packed tokens."""
-    x = x if "B" in layout else x[0, ...]
-    axes = "BHSD" if "B" in layout else "HSD"
-    return library_of(x, "x").xp.permute_dims(x, tuple(axes.index(letter) for letter in layout))
-
-
-def _packed(x: Array, lengths: list[int]) -> Array:
-    """(B, H, S, D) as the first tokens of each entry, one entry after the other: (T, H, D)."""
-    xp = library_of(x, "x").xp
-    x = xp.permute_dims(x, (0, 2, 1, 3))
-    if all(length == x.shape[1] for length in lengths):
-        return xp.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
-    return xp.concat([x[b, :length, ...] for b, length in enumerate(lengths)], axis=0)
-
-
-def _expected(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in a layout of what is (B, H, S, D) or (B, H, S)."""
-    sizes = dict(zip("BHSD", shape, strict=False)) | {"T": shape[0] * shape[2]}
-    return tuple(sizes[letter] for letter in layout)
-
-
-def _restored(x: Array, layout: str, shape: tuple[int, ...], what: str, label: str) -> Array:
-    """The opposite of `_laid` and `_packed`, for outputs (B, H, S, D) and log-sum-exps (B, H, S)."""
-    expected = _expected(layout, shape)
-    if tuple(x.shape) != expected:
-        letters = layout.lower()
-        words = f"the {what} has shape {tuple(x.shape)}, expected {expected}, which is {letters.upper()}"
-        raise _Misshapen(label, words)
-    xp = library_of(x, what).xp
-    if "T" in layout:
-        at = layout.index("T")
-        x = xp.reshape(x, (*expected[:at], shape[0], shape[2], *expected[at + 1 :]))
-        layout = layout.replace("T", "BS")
-    elif "B" not in layout:
-        x, layout = xp.reshape(x, (1, *expected)), f"B{layout}"
-    return xp.permute_dims(x, tuple(layout.index(letter) for letter in "BHSD"[: len(shape)]))
 
 
 def _narrowed(convention: Convention, function: Callable[..., Any], name: str) -> tuple[Convention, tuple[str, ...]]:

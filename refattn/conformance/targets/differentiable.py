@@ -85,7 +85,7 @@ class Differentiable:
     def differentiated(
         self, output: Callable[[dict[str, Array]], Array], arrays: dict[str, Array], gradient: Array
     ) -> tuple[Array, dict[str, Array]]:
-        """See `autodiff.differentiated`. Raises Unsupported where the implementation says that it has no derivatives."""
+        """See `autodiff.differentiated`. Raises Unsupported where the implementation has none, and says so."""
         try:
             return autodiff.differentiated(self.backend.name, output, arrays, gradient)
         except NotImplementedError as refusal:

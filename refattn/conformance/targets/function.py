@@ -8,6 +8,7 @@ they can express is read off their forward.
 
 Where gradients are asked for they come from the library's own differentiation, or from a function of the user's,
 backward(q, k, v, grad_output, **options), which returns those of q, k, v [, bias] [, sinks] in this order, or by name.
+It may have parameters output and lse too, for what the function returned.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy as np
 
 from refattn.arrays import Array
 from refattn.conformance.case import GRADIENTS, Problem, Unsupported
+from refattn.conformance.targets.backward import asked_of_forward, in_order, refused_option
 from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, in_words, library_backend
 
 OPTIONS = frozenset({"causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start"})
@@ -73,6 +75,7 @@ class FunctionTarget(ArrayTarget):
         self.name = name
         self._function = load_function(name) if function is None else function
         self._backward = backward
+        self._asked = () if backward is None else asked_of_forward(backward)
         self.gradients = frozenset(() if backward is None else GRADIENTS)
         parameters = _parameters(self._function, name)
         self.features = _features(parameters)
@@ -87,6 +90,7 @@ class FunctionTarget(ArrayTarget):
         """Gradients of every argument, by the library's own differentiation or a function of the user's."""
         if backward:
             self._backward = load_function(backward)
+            self._asked = asked_of_forward(self._backward)
         else:
             super().differentiate()
         self.gradients = frozenset(GRADIENTS)
@@ -97,8 +101,12 @@ class FunctionTarget(ArrayTarget):
         gradient = self.array(np.asarray(problem.grad_output), problem.dtype)
         if self._backward is not None:
             output, lse = self._answered(problem, q, k, v, options)
-            found = self._called(self._backward, (q, k, v, gradient), options)
-            gradients = _named(found, problem, self.name)
+            before = {name: x for name, x in (("output", output), ("lse", lse)) if name in self._asked}
+            if before.get("lse", output) is None:
+                raise Lacking(f"{self.name} returns no log-sum-exp, which its backward function takes", "lse")
+            found = self._called(self._backward, (q, k, v, gradient), options | before)
+            named = in_order(found, [*problem.differentiable], self.name)
+            gradients = {name: named[name] for name in problem.differentiable if name in named}
             for name in ("bias", "sinks"):
                 if f"{name} gradient" in problem.asks and name not in gradients:
                     raise Lacking(f"{self.name} returns no gradient of {name}", f"{name} gradient")
@@ -138,10 +146,9 @@ class FunctionTarget(ArrayTarget):
         except NotImplementedError as refusal:
             raise Unsupported(f"{self.name} does not do this: {refusal}") from refusal
         except TypeError as refusal:
-            refused = re.search(r"unexpected keyword argument '(\w+)'", str(refusal))
-            if refused is None or refused[1] not in options:
+            if not (refused := refused_option(refusal, options)):
                 raise
-            raise Lacking(f"{self.name} cannot express {refused[1]}", refused[1]) from refusal
+            raise Lacking(f"{self.name} cannot express {refused}", refused) from refusal
 
     def _answered(self, problem: Problem, q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[Any, Any]:
         """Output and log-sum-exp, None for the latter where there is none."""
@@ -188,17 +195,6 @@ def load_function(name: str) -> Callable[..., Any]:
     if isinstance(found, type):
         raise TargetError(f"{name} is a class; name an instance of it, or a function")
     return found  # type: ignore[no-any-return]  # callable, as just checked
-
-
-def _named(found: Any, problem: Problem, name: str) -> dict[str, Array]:
-    """What a backward function returned, by the names of the arguments; None stands for what it leaves out."""
-    if hasattr(found, "_asdict"):
-        found = found._asdict()
-    if not isinstance(found, Mapping):
-        if not isinstance(found, (tuple, list)):
-            raise TypeError(f"the backward function of {name} returned {in_words(found)}, expected a tuple or a dict")
-        found = dict(zip(problem.differentiable, found))
-    return {name: found[name] for name in problem.differentiable if found.get(name) is not None}
 
 
 def _from_path(path: Path) -> Any:
