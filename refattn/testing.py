@@ -1,4 +1,4 @@
-"""For other people's test suites: one assertion, pictures, and a Hypothesis strategy for inputs that kernels get wrong.
+"""For other people's test suites: assertions for outputs and gradients, pictures, and a strategy for inputs.
 
     from refattn.testing import assert_attention_close
     assert_attention_close(my_kernel(q, k, v), q, k, v, causal=True)
@@ -71,6 +71,53 @@ def assert_attention_close(
 
     claim = {"dtype": dtype, "model": model, "coherent": coherent, "lse": lse, "rows": rows}
     if message := explained(actual, q, k, v, options, **claim):
+        raise AssertionError(message)
+
+
+def assert_gradients_close(
+    gradients: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    grad_output: Array,
+    *,
+    dtype: Any = None,
+    model: str | Model = "fused",
+    coherent: bool = False,
+    **options: Any,
+) -> None:
+    """Raises AssertionError unless `gradients` are those of sum(grad_output * attention(...)), within their bound (D8).
+
+    q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k) and v (..., Hkv, Lk, d_v), or rank 2, and grad_output (..., H, Lq, d_v)
+    as the backward pass got them, with the options of `attention`; bias, if there is one, is an array. gradients are
+    those of q, k, v [, bias] [, sinks] in this order, or by name, each of the shape of its argument (D1); what is left
+    out, or None, is not judged. All may be arrays of any library. Each element has its own bound, which is derived.
+
+    dtype   the one that gradients are stored in; by default that of each
+    model   how the backward pass may round: a name out of `refattn.bounds.MODELS`, or a `refattn.bounds.Model`
+    coherent   for inputs of many equal terms, whose rounding errors do not average out
+
+    The first sentence of the message says which fault gives these gradients, if one does, and where the worst error
+    is; a line for each gradient says which elements are wrong. Raises what `attention` raises for arguments that do
+    not fit, GradientError (D1) for another grad_output and InputsError (E4) for gradients of what the call has not.
+
+    >>> import numpy as np, refattn
+    >>> from refattn.testing import assert_gradients_close
+    >>> q, k, v, grad_output = np.random.default_rng(0).standard_normal((4, 2, 5, 8))  # (H, L, d)
+    >>> gradients = refattn.attention_vjp(q, k, v, grad_output, causal=True)
+    >>> assert_gradients_close(gradients, q, k, v, grad_output, causal=True)
+    >>> assert_gradients_close({"k": gradients.k, "q": 2 * gradients.q}, q, k, v, grad_output, causal=True)
+    Traceback (most recent call last):
+        ...
+    AssertionError: gradient of q[0, 3, 4] is 4.01054858, expected 2.00527429; the error 2.01 is ...
+    gradient of q: 64 of 80 elements are wrong, rows 1 to the last
+    the gradient of k is right
+    """
+    __tracebackhide__ = True
+    from refattn.conformance.gradient_closeness import explained
+
+    claim = {"dtype": dtype, "model": model, "coherent": coherent}
+    if message := explained(gradients, q, k, v, grad_output, options, **claim):
         raise AssertionError(message)
 
 

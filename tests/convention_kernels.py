@@ -142,7 +142,7 @@ def thd_backward(
     q: Array, k: Array, v: Array, grad_output: Array, *, cu_q: Array, cu_k: Array, causal: bool = False, **options: Any
 ) -> tuple[Array, ...]:
     """The gradients of all entries, packed; those of the sinks summed over the entries."""
-    several = []
+    several: list[Any] = []
     for rows, keys in _entries(cu_q, cu_k):
         start = (keys.stop - keys.start) - (rows.stop - rows.start)
         given = _turned(q[rows], k[keys], v[keys], grad_output[rows])
@@ -150,4 +150,5 @@ def thd_backward(
     packed = [library_of(q, "q").xp.concat([_turned(x)[0] for x in xs], axis=0) for xs in list(zip(*several))[:3]]
     if "sinks" not in options:
         return tuple(packed)
-    return (*packed, sum(one.sinks.astype(np.float64) for one in several).astype(q.dtype))
+    sinks = np.sum([one.sinks for one in several], axis=0, dtype=np.float64)
+    return (*packed, sinks.astype(q.dtype))

@@ -76,7 +76,7 @@ def explained(
         if not (is_array(array) or (array is None and what != "output")):
             pair = "; hand over output and log-sum-exp as actual and lse=" * isinstance(array, tuple)
             return f"the {what} is {in_words(array)}, expected an array{pair} [A7]"
-    claim = Claim(_claimed(dtype, actual), model, coherent)
+    claim = Claim(claimed(dtype, actual), model, coherent)
     picked = np.arange(q.shape[-2])[slice(None) if rows is None else np.asarray(rows, dtype=int)]
     output, whole = _of_rows(host(actual), picked, q.shape[-2], axis=-2)
     result = Result(output=_wide(output), dtype=claim.dtype)
@@ -96,7 +96,7 @@ def explained(
     return "\n".join([f"{diagnosis}{shown}", *_details(exact, result, claim, place, numbers)])
 
 
-def _claimed(dtype: Any, actual: Array) -> str:
+def claimed(dtype: Any, actual: Array) -> str:
     """The name of the dtype that a result is judged in."""
     if dtype is None:
         return dtype_name(actual.dtype)
@@ -134,7 +134,7 @@ def _diagnosis(call: Call, exact: Golden, result: Result, claim: Claim, place: P
                 return f"the output is within the bound of model={other.model!r}, not of {_named(claim.model)}: "
     if np.size(result.output) * exact.k_len <= LARGEST and len(picked) == call.q.shape[-2]:
         judged = Judgement(verdict="fail", error_over_bound=place.ratio, place=place)
-        found = diagnose(_problem(call, claim), result, judged, limit_s=LIMIT_S)
+        found = diagnose(problem_of_call(call, claim), result, judged, limit_s=LIMIT_S)
         return f"the {'output' if place.what == 'output' else 'log-sum-exp'} {found.sentence}; " if found.name else ""
     if result.lse is not None and place.what != "output":
         base_2 = ratios_of(result.lse * math.log(2), exact.lse, BASE_2 * exact.lse_bound(*claim))
@@ -152,7 +152,7 @@ def _diagnosis(call: Call, exact: Golden, result: Result, claim: Claim, place: P
     return f"the output is that of {words}: " if words else ""
 
 
-def _problem(call: Call, claim: Claim) -> Problem:
+def problem_of_call(call: Call, claim: Claim) -> Problem:
     """A small call with its mask and its biases as plain arrays."""
     given = call.options
     arrays = {name: _wide(host(getattr(call, name))) for name in ("q", "k", "v")}

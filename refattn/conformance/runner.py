@@ -43,8 +43,7 @@ def run_case(
     """
     from refattn.conformance import diagnosis
     from refattn.conformance.case import Unsupported
-    from refattn.conformance.diagnosis.gradients import likeness
-    from refattn.conformance.gradients import is_of_gradient
+    from refattn.conformance.diagnosis.gradients import told
     from refattn.conformance.judge import judge
     from refattn.conformance.targets.base import WorkerError
 
@@ -84,10 +83,7 @@ def run_case(
         return Record(**about, verdict="crashed", notes=tuple(notes))
     if problem is None:
         return Record(**about, verdict="pass", notes=tuple(notes))
-    judged = judge(problem, result)
-    of_gradient = judged.verdict == "fail" and is_of_gradient(judged)
-    if of_gradient:
-        judged = replace(judged, message=judged.message + likeness(problem, result))
+    judged, of_gradient = told(problem, result, judge(problem, result))
     # What is known of faults and pictures is about outputs alone.
     plain = replace(problem, grad_output=None)
     answer = diagnosis.Evidence(plain, result, judged, case=case.name, clauses=case.clauses)
@@ -104,7 +100,7 @@ def run_case(
         notes=tuple(notes),
         diagnosis=diagnosis.explain(answer).as_dict()
         if explained and answer.failed and not (choices or of_gradient)
-        else None,
+        else of_gradient,
         answer=None if choices or of_gradient else answer,
     )
 
@@ -199,7 +195,7 @@ def diagnosed(records: list[Record]) -> tuple[list[Record], dict[str, Any] | Non
     for place, record in enumerate(records):
         # A crash, and what a check of refattn's own functions says, are explained by their own words.
         alone = {"sentence": record.message, "hypotheses": [], "where": "", "fitted": {}}
-        diagnosis = told.get(place, alone) if record.verdict in BROKEN else None
+        diagnosis = told.get(place, record.diagnosis or alone) if record.verdict in BROKEN else None
         found.append(replace(record, diagnosis=diagnosis, answer=None))
     return found, summary.as_dict() if summary.failures else None
 

@@ -6,7 +6,7 @@ readings.py     other calls that may have been answered; fitting.py takes number
 tiles.py        the catalogue's faults of tiles, for tiles of other sizes
 evidence.py     the one place where an answer is compared with a prediction
 where.py        rows, heads, keys and tiles that are wrong
-gradients.py    the faults of gradients, each compared with what came
+gradients.py    the faults of gradients, each compared with what came; gradient_where.py says which are wrong, and where
 single.py       one failure explained
 summary.py      all failures of a report explained by one fault, or two
 """

@@ -1,6 +1,9 @@
-"""Which fault of the catalogue gives the same gradients as a target."""
+"""Which fault of the catalogue gives the same gradients as a target, and what is told of wrong gradients."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -8,14 +11,24 @@ from refattn.arrays import Array
 from refattn.bounds import ROUNDOFF
 from refattn.conformance.case import Problem
 from refattn.conformance.diagnosis.evidence import FITS, worst
+from refattn.conformance.diagnosis.gradient_where import where
 from refattn.conformance.faults import FAULTS, Fault
-from refattn.conformance.gradients import golden_gradients_of
-from refattn.conformance.judge import Result
+from refattn.conformance.gradients import golden_gradients_of, is_of_gradient
+from refattn.conformance.judge import Judgement, Result
 from refattn.conformance.targets.base import TargetError
 from refattn.conformance.targets.function import FunctionTarget
 
 # Pairs of query and key beyond which faults take too long for a report.
 LARGEST = 20_000
+
+
+def told(problem: Problem, result: Result, judged: Judgement) -> tuple[Judgement, dict[str, Any] | None]:
+    """A judgement, with the fault that it looks like, and its diagnosis for a record; None if it is of no gradient."""
+    if judged.verdict != "fail" or problem.grad_output is None or not is_of_gradient(judged):
+        return judged, None
+    judged = replace(judged, message=judged.message + likeness(problem, result))
+    places = where(problem, result) if judged.place is not None else ""
+    return judged, {"sentence": judged.message, "hypotheses": [], "where": places, "fitted": {}}
 
 
 def likeness(problem: Problem, result: Result) -> str:

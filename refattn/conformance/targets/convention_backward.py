@@ -106,7 +106,7 @@ def _in_our_form(target: ConventionTarget, name: str, x: Array, made: Leaves, ca
         (key,) = made.keys(name)
         _check_shape(name, x, made.shape(key))
         return made.summed(name, {key: x}, call.parts.problem)
-    layout, tensor = target.convention.layout, getattr(call, name)
+    layout, tensor = str(target.convention.layout), getattr(call, name)
     entries, heads, tokens, width = (int(size) for size in tensor.shape)
     if "T" in layout:
         counts = [tokens] * entries if name == "q" or call.parts.counts is None else [int(n) for n in call.parts.counts]

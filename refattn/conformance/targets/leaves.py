@@ -50,7 +50,7 @@ class Leaves:
 
     def shape(self, key: str) -> tuple[int, ...]:
         """The shape of an array."""
-        return self._numbers[key][1].shape
+        return tuple(np.shape(self._numbers[key][1]))
 
     def summed(self, name: str, gradients: Mapping[str, Array], problem: Problem) -> Array:
         """The gradient of the problem's own array, float64, of those of the arrays made of it, on the host by key."""
