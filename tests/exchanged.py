@@ -17,6 +17,7 @@ from refattn.arrays import Array
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "float64": np.float64}
 SAFETENSORS = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_}
+TENSORS = ("q", "k", "v", "mask", "bias", "sinks", "grad_output")
 Kernel = Callable[..., tuple[Array, Array]]
 
 
@@ -25,7 +26,7 @@ def read_case(folder: Path, form: str) -> tuple[dict[str, Array], dict[str, Any]
     about = json.loads((folder / "case.json").read_text())
     own = DTYPES[about["dtype"]]
     if form == "raw":
-        names: list[str] = [name for name in ("q", "k", "v", "mask", "bias", "sinks") if about[name] is not None]
+        names: list[str] = [name for name in TENSORS if about.get(name) is not None]
         flat = {name: np.fromfile(folder / f"{name}.bin", np.bool_ if name == "mask" else own) for name in names}
         return {name: x.reshape(about[name]) for name, x in flat.items()}, about
     if form == "npz":

@@ -16,6 +16,7 @@ _RIGHT = Fault(name="right", clause="D1", kind="", base=Backward, backward=True)
 attend = _RIGHT.attention()
 backward = _RIGHT.gradients()
 no_slope = named("no slope of the cap").gradients()
+no_row_sum = named("row sum missing").gradients()
 
 
 def causal_softmax(q: Array, k: Array, v: Array, *, causal: bool = False, scale: float | None = None) -> Array:

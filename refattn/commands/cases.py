@@ -25,10 +25,12 @@ Examples:
   refattn cases export DIR --features causal,q_start --limit 50  no option but these, the 50 plainest cases
   refattn cases export DIR --format safetensors --dtype bfloat16
   refattn cases export DIR --clauses M,P1                       the chapter of masks, and clause P1
+  refattn cases export DIR --gradients --dtype float32          for a backward pass: grad_output comes with the inputs
 
 Formats: raw is little-endian bytes in C order, npz is NumPy's (bfloat16 as its bit patterns in uint16), and
 safetensors holds bfloat16 as it is. The output goes into output.bin, or as output into outputs.npz or
-outputs.safetensors; lse, the natural log-sum-exp in float32 (of float64 in float64), may lie beside it.
+outputs.safetensors; lse, the natural log-sum-exp in float32 (of float64 in float64), may lie beside it. With
+--gradients it is grad_q, grad_k and grad_v that go beside the inputs, and grad_bias and grad_sinks where these are.
 
 Exit codes: 0 all is well, 2 the command line cannot be carried out.
 """
@@ -59,6 +61,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="causal,...",
         help="only cases that need no more than these: causal, mask, bias, scale, softcap, sinks, q_start, k_start, "
         "gqa (grouped heads), rank (others than 4), batch (axes that broadcast), lse, weights; none for q, k, v alone",
+    )
+    export.add_argument(
+        "--gradients", action="store_true", help="the cases about gradients, with grad_output, instead of all others"
     )
     export.add_argument("--seed", metavar="N", type=_at_least(0), default=DEFAULT_SEED, help="data (%(default)s)")
     export.add_argument("--limit", metavar="N", type=_at_least(1), help="only the first N, which are the plainest")
@@ -107,6 +112,7 @@ def _export(args: argparse.Namespace) -> int:
         features=features,
         limit=args.limit,
         seed=args.seed,
+        gradients=args.gradients,
     )
     try:
         found = export(args.folder, selection)
@@ -116,7 +122,8 @@ def _export(args: argparse.Namespace) -> int:
         return _refused(f"{args.folder} cannot be written: {fault.strerror or fault}")
     if not found:
         return _refused("no case is of these clauses and dtypes, and needs no more than these features")
-    outputs = "output.bin" if args.format == "raw" else f"outputs.{args.format} with output"
+    names = "grad_q, grad_k, grad_v" if args.gradients else "output"
+    outputs = names.replace(",", ".bin,") + ".bin" if args.format == "raw" else f"outputs.{args.format} with {names}"
     print(f"{len(found)} cases written to {args.folder}; put {outputs} into each folder, then:")
     print(f"refattn compare {args.folder}")
     return 0

@@ -101,7 +101,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--inputs",
         metavar="FILE",
         help="captured tensors (.npz or .safetensors) q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, "
-        "k_start] as extra cases, in the dtype in which they were stored (--dtype adds others)",
+        "k_start; grad_output with --gradients] as extra cases, in the dtype in which they were stored (--dtype adds "
+        "others)",
     )
     parser.add_argument(
         "--profile",
@@ -186,7 +187,7 @@ def _judged(
 
         def judged(record: Any) -> None:
             if args.save_failures:
-                remembering.save(args.save_failures, record, name, args.library, args.convention)
+                remembering.save(args.save_failures, record, name, args.library, args.convention, args.gradients)
             advance(record)
 
         try:
@@ -251,8 +252,10 @@ def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
     from refattn.conformance.cases import all_cases
     from refattn.conformance.picked import NoSuchCase, picked
     from refattn.conformance.runner import chosen_pairs
+    from refattn.conformance.targets.find import is_own
 
-    dumps = captured_cases(Path(args.inputs)) if args.inputs else []
+    gradients = args.gradients is not None or is_own(args.target or args.stray)
+    dumps = captured_cases(Path(args.inputs), gradients) if args.inputs else []
     dtypes = args.dtype or (("float32",) if args.quick else COMPUTED)
     pairs = [] if args.only_inputs else chosen_pairs(all_cases(), args.clauses, dtypes)
     pairs += [pair for dump in dumps for pair in chosen_pairs([dump], None, (dump.own_dtype, *(args.dtype or ())))]

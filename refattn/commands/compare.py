@@ -23,7 +23,8 @@ Examples:
   refattn compare dump.npz --dtype bfloat16    raw bytes or uint16 are its bit patterns; float32 holds what it held
 
 A file may hold mask (boolean, True = visible), bias, scale, softcap, sinks, causal, q_start, k_start and dtype too, and
-lse and weights to be judged; several problems are layer0.q, layer0.k, ... No pickle is ever loaded.
+lse and weights to be judged; several problems are layer0.q, layer0.k, ... With grad_output, the gradient of the output,
+grad_q, grad_k and grad_v are judged, and grad_bias and grad_sinks if they are there. No pickle is ever loaded.
 
 Exit codes: 0 it conforms, 1 it does not (a result that is missing included), 2 the command line cannot be carried out,
 or inputs are not those that were exported, 130 it was interrupted.

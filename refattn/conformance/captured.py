@@ -1,8 +1,8 @@
 """Tensors captured from a model, as cases: a file with q, k and v, or several problems as NAME.q, NAME.k, NAME.v.
 
-mask (boolean, True = visible), bias, scale, softcap, sinks, causal, q_start and k_start are optional; dtype names the
-one that q, k and v had where the file lost it. Results are for `refattn compare`, and what else `--save-inputs` and
-`--save-failures` write is for the reader.
+mask (boolean, True = visible), bias, scale, softcap, sinks, causal, q_start and k_start are optional, and so is
+grad_output, the gradient of the output. dtype names the one that q, k and v had where the file lost it. Results are for
+`refattn compare`, and what else `--save-inputs` and `--save-failures` write is for the reader.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from refattn.arrays import Array
 from refattn.conformance.case import LAYOUTS, Case, Problem
 from refattn.conformance.exchange.bits import FLOATS, Tensor, tensor_of
 from refattn.conformance.exchange.files import LARGEST, TensorFileError, read_tensors, write_npz
+from refattn.conformance.gradients import FILED
 from refattn.conformance.plain import Draw, rounded
 from refattn.dtypes import COMPUTED, is_float8
 from refattn.errors import RefattnError
 
 REQUIRED = ("q", "k", "v")
 ARRAYS, NUMBERS, STARTS = ("mask", "bias", "sinks"), ("scale", "softcap"), ("q_start", "k_start")
-OPTIONAL = (*ARRAYS, *NUMBERS, "causal", *STARTS, "dtype")
-RESULTS = ("output", "lse", "weights")
-ASIDE = ("visible", "expected", "expected_lse", "bound", "layout", "coherent", "among_others")
+OPTIONAL = (*ARRAYS, *NUMBERS, "causal", *STARTS, "grad_output", "dtype")
+RESULTS = ("output", "lse", "weights", *FILED.values())
+ASIDE = (
+    *("visible", "expected", "expected_lse", "bound", "layout", "coherent", "among_others"),
+    *(f"{what}_{name}" for what in ("expected", "bound") for name in FILED.values()),
+)
 NAMES = ", ".join((*REQUIRED, *OPTIONAL, *RESULTS))
 PREFIX = "inputs."
-CLAUSES_OF_ANY_INPUT = ("S5", "N6")
+CLAUSES_OF_ANY_INPUT, CLAUSES_OF_GRADIENTS = ("S5", "N6"), ("D1", "D8")
 # What takes its dtype from q.
-OF_Q = (*REQUIRED, "bias", "sinks", "output")
+OF_Q = (*REQUIRED, "bias", "sinks", "output", "grad_output", *FILED.values())
 FLAGS = ("causal", "coherent", "among_others")
 KINDS = dict.fromkeys(("mask", "visible", *FLAGS), "b") | dict.fromkeys(STARTS, "iu")
 KINDS |= dict.fromkeys(NUMBERS, "fiu") | dict.fromkeys(("dtype", "layout"), "U")
@@ -68,9 +72,9 @@ class Group(NamedTuple):
         return TensorFileError(f"{self.path}: {reason}")
 
 
-def captured_cases(path: Path) -> list[CapturedCase]:
-    """One case per problem in the file, in its order. Raises TensorFileError."""
-    return [_case(group) for group in read_groups(path)]
+def captured_cases(path: Path, gradients: bool = False) -> list[CapturedCase]:
+    """One case per problem in the file, in its order; about gradients too where asked for. Raises TensorFileError."""
+    return [_case(group, gradients) for group in read_groups(path)]
 
 
 def read_groups(
@@ -102,13 +106,18 @@ def check_group(group: Group) -> None:
     if not fits:
         expected = "expected q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k), v (..., Hkv, Lk, d_v)"
         raise group.refused(f"{expected}; {group.called('q')} {q}, k {k}, v {v}")
+    batch = np.broadcast_shapes(*(shape[:-3] for shape in (q, k, v))) if len(q) > 2 else ()
+    output = (*batch, *q[-3 if len(q) > 2 else -2 : -1], v[-1])
+    if "grad_output" in parts and parts["grad_output"].shape != output:
+        got = parts["grad_output"].shape
+        raise group.refused(f"{group.called('grad_output')} has shape {got}, expected that of the output, {output}")
     _check_options(group)
 
 
 def problem_of(group: Group, dtype: str | None = None) -> Problem:
     """The call, in the group's dtype or in another, which q, k, v, bias and sinks are then rounded to."""
     parts = group.parts
-    values = {name: parts[name].values() for name in (*REQUIRED, *ARRAYS) if name in parts}
+    values = {name: parts[name].values() for name in (*REQUIRED, *ARRAYS, "grad_output") if name in parts}
     if dtype is not None:
         values |= {name: rounded(values[name], dtype) for name in values if name != "mask"}
     options: dict[str, Any] = {name: float(parts[name].stored.reshape(())) for name in NUMBERS if name in parts}
@@ -122,7 +131,7 @@ def problem_of(group: Group, dtype: str | None = None) -> Problem:
 def tensors_of(problem: Problem) -> dict[str, Tensor]:
     """What `read_groups` reads back: exactly the problem, bfloat16 in float32, which .npz files keep."""
     wide = "float32" if problem.dtype == "bfloat16" else problem.dtype
-    floats = {name: getattr(problem, name) for name in (*REQUIRED, "bias", "sinks")}
+    floats = {name: getattr(problem, name) for name in (*REQUIRED, "bias", "sinks", "grad_output")}
     parts = {name: tensor_of(x, wide) for name, x in floats.items() if x is not None}
     others: dict[str, Any] = {name: getattr(problem, name) for name in (*NUMBERS, "q_start")}
     others |= {"mask": problem.shown, **{name: getattr(problem, name) or None for name in FLAGS}}
@@ -168,8 +177,11 @@ def _group(group: Group, dtype: str | None, given: dict[str, Tensor]) -> Group:
     return group._replace(parts=parts)
 
 
-def _case(group: Group) -> CapturedCase:
+def _case(group: Group, gradients: bool) -> CapturedCase:
     check_group(group)
+    if not gradients:
+        group = group._replace(parts={name: part for name, part in group.parts.items() if name != "grad_output"})
+    of_gradients = CLAUSES_OF_GRADIENTS if "grad_output" in group.parts else ()
     shape = group.parts["q"].shape
 
     def build(draw: Draw) -> Problem:
@@ -177,7 +189,7 @@ def _case(group: Group) -> CapturedCase:
 
     return CapturedCase(
         name=f"{PREFIX}{group.name or group.path.stem}",
-        clauses=CLAUSES_OF_ANY_INPUT,
+        clauses=(*CLAUSES_OF_ANY_INPUT, *of_gradients),
         says=f"On captured tensors, q {shape}, the result is that of the specification within the bound.",
         # Narrowed tensors are other inputs, just as real.
         dtypes=COMPUTED,

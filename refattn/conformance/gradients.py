@@ -18,8 +18,11 @@ from refattn.conformance.judge import (
     worst_place,
 )
 from refattn.golden_gradients import GoldenGradients
+from refattn.rounding import Model
 
 OF = "gradient of "
+# What files call the gradients of the arguments.
+FILED = {"q": "grad_q", "k": "grad_k", "v": "grad_v", "bias": "grad_bias", "sinks": "grad_sinks"}
 
 
 def golden_gradients_of(problem: Problem) -> GoldenGradients:
@@ -53,7 +56,7 @@ def judge_gradients(problem: Problem, result: Result, judged: Judgement, model: 
     return max(judged, found, key=lambda one: (one.model == "unfused", one.error_over_bound or 0.0))
 
 
-def worst_gradient(problem: Problem, result: Result, exact: GoldenGradients, model: str) -> Place:
+def worst_gradient(problem: Problem, result: Result, exact: GoldenGradients, model: str | Model) -> Place:
     """The worst place of all gradients under one model."""
     fused = exact.bounds(problem.dtype, "fused", problem.coherent)
     bounds = fused if model == "fused" else exact.bounds(problem.dtype, model, problem.coherent)

@@ -39,12 +39,13 @@ def where(problem: Problem, result: Result, model: str | Model | None = None) ->
         beyond = ratios_of(x, exact.values[name], bounds[name]) > 1
         if beyond.any():
             lost = np.isnan(x) & ~np.isnan(exact.values[name])
-            wrong.append(f"gradient of {name}: {_places(name, beyond, np.count_nonzero(lost))}")
+            wrong.append(f"gradient of {name}: {_places(name, beyond, int(np.count_nonzero(lost)))}")
         else:
             right.append(name)
     if not wrong:
         return ""
-    some = f"the gradient{'s' * (len(right) > 1)} of {' and '.join(right)} {'are' if len(right) > 1 else 'is'} right"
+    listed = " and ".join([", ".join(right[:-1]), right[-1]] if len(right) > 1 else right)
+    some = f"the gradient{'s' * (len(right) > 1)} of {listed} {'are' if len(right) > 1 else 'is'} right"
     return "; ".join([*wrong, *([some] if right else [])])
 
 

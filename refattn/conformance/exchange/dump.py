@@ -1,6 +1,7 @@
 """Inputs and results that were dumped together, by any program on any machine: verdict and diagnosis.
 
 A file holds q, k, v and output, and optionally lse, weights and options, or several problems as NAME.q, NAME.k, ...
+With grad_output it holds grad_q, grad_k and grad_v too, and grad_bias and grad_sinks if these are to be judged.
 """
 
 from __future__ import annotations
@@ -15,12 +16,22 @@ from typing import Any
 import numpy as np
 
 from refattn.bounds import ROUNDOFF
-from refattn.conformance.captured import CLAUSES_OF_ANY_INPUT, REQUIRED, Group, check_group, problem_of, read_groups
+from refattn.conformance.captured import (
+    CLAUSES_OF_ANY_INPUT,
+    CLAUSES_OF_GRADIENTS,
+    REQUIRED,
+    Group,
+    check_group,
+    problem_of,
+    read_groups,
+)
 from refattn.conformance.case import Problem
 from refattn.conformance.diagnosis import Evidence
+from refattn.conformance.diagnosis.gradients import told
 from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import LARGEST
 from refattn.conformance.exchange.words import in_words
+from refattn.conformance.gradients import FILED
 from refattn.conformance.judge import Judgement, Result, judge
 from refattn.conformance.records import VERDICTS, Record, Report
 from refattn.conformance.runner import DEFAULT_SEED, diagnosed, evidence_of, problem_in_words, with_bounded_evidence
@@ -54,6 +65,7 @@ def compare_dump(path: Path, reading: Reading, advance: Callable[[Record], None]
         check_group(group)
         if "output" not in group.parts:
             raise group.refused(f"lacks {group.called('output')}, the result to be judged")
+        _check_gradients(group)
     records: list[Record] = []
     for group in groups:
         records.append(with_bounded_evidence(_judged(group, reading), records))
@@ -72,11 +84,18 @@ def compare_dump(path: Path, reading: Reading, advance: Callable[[Record], None]
 
 
 def result_of(problem: Problem, parts: Mapping[str, Tensor]) -> Result:
-    """Output, lse and weights as a result; the output has the dtype of q if that holds all its numbers."""
+    """Output, lse, weights and gradients as a result; all but lse and weights in the dtype of q, if it holds them."""
     output = parts["output"].read_as(problem.dtype)
     others: dict[str, Any] = {name: parts[name].values() for name in ("lse", "weights") if name in parts}
     if "lse" in parts:
         others["lse_dtype"] = parts["lse"].dtype
+    gradients = {
+        name: parts[filed].read_as(problem.dtype)
+        for name, filed in FILED.items()
+        if filed in parts and name in problem.differentiable
+    }
+    others["gradients"] = {name: tensor.values() for name, tensor in gradients.items()}
+    others["gradient_dtypes"] = {name: tensor.dtype for name, tensor in gradients.items()}
     return Result(output=output.values(), dtype=output.dtype, **others)
 
 
@@ -90,14 +109,15 @@ def _judged(group: Group, reading: Reading) -> Record:
     result = result_of(problem, group.parts)
     if reading.lse_base == "2" and result.lse is not None:
         result = replace(result, lse=result.lse * math.log(2))
-    judged = judge(problem, result, reading.model)
-    if judged.verdict == "fail" and _looks_causal(problem, result):
+    judged, of_gradient = told(problem, result, judge(problem, result, reading.model))
+    plain = replace(problem, grad_output=None)
+    if judged.verdict == "fail" and of_gradient is None and _looks_causal(problem, result):
         notes += ("the first query sees the first key alone, as under a causal rule; if that was meant, add --causal",)
     if reading.lse_base == "2":
         judged = _tolerating_base_2(problem, result, judged, reading.model)
     return Record(
         case=group.name or group.path.stem,
-        clauses=CLAUSES_OF_ANY_INPUT,
+        clauses=CLAUSES_OF_ANY_INPUT if of_gradient is None else CLAUSES_OF_GRADIENTS,
         says=SAYS,
         dtype=problem.dtype,
         verdict=judged.verdict,
@@ -108,9 +128,25 @@ def _judged(group: Group, reading: Reading) -> Record:
         fault=judged.fault,
         called=problem_in_words(problem, None),
         needs=problem.needs,
-        **(evidence_of(problem, result) if judged.verdict == "fail" else {}),
-        answer=Evidence(problem, result, judged, clauses=CLAUSES_OF_ANY_INPUT),
+        diagnosis=of_gradient,
+        **(evidence_of(plain, result) if judged.verdict == "fail" and of_gradient is None else {}),
+        answer=Evidence(plain, result, judged, clauses=CLAUSES_OF_ANY_INPUT) if of_gradient is None else None,
     )
+
+
+def _check_gradients(group: Group) -> None:
+    """Whether gradients and that of the output came together. Raises TensorFileError."""
+    came = [name for name in FILED.values() if name in group.parts]
+    if came and "grad_output" not in group.parts:
+        raise group.refused(f"holds {group.called(came[0])}, but no {group.called('grad_output')}")
+    if "grad_output" not in group.parts:
+        return
+    for name in REQUIRED:
+        if FILED[name] not in group.parts:
+            raise group.refused(f"lacks {group.called(FILED[name])}, which goes with grad_output")
+    for name in ("bias", "sinks"):
+        if FILED[name] in group.parts and name not in group.parts:
+            raise group.refused(f"holds {group.called(FILED[name])}, but no {group.called(name)}")
 
 
 def _looks_causal(problem: Problem, result: Result) -> bool:
@@ -139,7 +175,7 @@ def _turned(group: Group, reading: Reading) -> Group:
     """In the specification's layout: heads before tokens."""
     parts = dict(group.parts)
     if reading.layout == "BSHD":
-        for name in (*REQUIRED, "output"):
+        for name in (*REQUIRED, "output", "grad_output", *(FILED[name] for name in REQUIRED)):
             if name in parts:
                 parts[name] = _swapped(group, name, parts[name], -2, -3)
     if reading.lse_layout == "BSH" and "lse" in parts:

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refattn.arrays import Array
+from refattn.conformance.captured import REQUIRED
 from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases
 from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import TensorFileError, write_npz, write_safetensors
+from refattn.conformance.gradients import FILED
 from refattn.conformance.runner import DEFAULT_SEED, chosen_pairs
 from refattn.dtypes import COMPUTED
 
@@ -35,6 +37,8 @@ FEATURES = (
 # Clauses of which files show nothing: inputs written to, strides, answers that change from call to call.
 UNSEEN = {"A7", "N4"}
 TENSORS = ("q", "k", "v", "mask", "bias", "sinks")
+# Of cases about gradients alone.
+WITH_GRADIENTS = (*TENSORS, "grad_output")
 WORDS = {
     "layout": "q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k), v (..., Hkv, Lk, d_v), output (..., H, Lq, d_v), in C order",
     "raw": "NAME.bin holds the elements of a tensor, little-endian",
@@ -52,6 +56,12 @@ WORDS = {
     "lse": "optional, likewise: natural log-sum-exp (..., H, Lq) in float32, of float64 in float64",
     "weights": "optional, likewise: (..., H, Lq, Lk) in the dtype of lse",
 }
+GRADIENT_WORDS = {
+    "grad_output": "gradient of the output, in the dtype and shape of it",
+    "output": "optional in cases of gradients, but judged if it is there",
+    "grad_q, grad_k, grad_v": "gradients of sum(grad_output * output), each of the dtype and shape of its argument",
+    "grad_bias, grad_sinks": "likewise; a case that is about one of them is not judged without it",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +75,8 @@ class Selection:
     features: tuple[str, ...] | None = None
     limit: int | None = None
     seed: int = DEFAULT_SEED
+    # The cases about gradients, or else all others.
+    gradients: bool = False
 
 
 class Exported(NamedTuple):
@@ -83,7 +95,8 @@ class Exported(NamedTuple):
     def description(self) -> dict[str, Any]:
         """What case.json holds."""
         problem = self.problem
-        shapes = {name: list(self.tensors[name].shape) if name in self.tensors else None for name in TENSORS}
+        tensors = TENSORS if problem.grad_output is None else WITH_GRADIENTS
+        shapes = {name: list(x.shape) if (x := self.tensors.get(name)) is not None else None for name in tensors}
         *lead, q_len, k_len = pairs_of(problem)
         options = {name: getattr(problem, name) for name in ("causal", "scale", "softcap", "q_start", "k_start")}
         return {
@@ -93,6 +106,7 @@ class Exported(NamedTuple):
             "output": [*lead, q_len, problem.v.shape[-1]],
             "lse": [*lead, q_len],
             "weights": [*lead, q_len, k_len],
+            **({} if problem.grad_output is None else {FILED[name]: shapes[name] for name in FILED}),
         }
 
     def entry(self) -> dict[str, Any]:
@@ -108,7 +122,7 @@ class Exported(NamedTuple):
 
 
 def exported(selection: Selection) -> Iterator[Exported]:
-    """The cases of a selection, the plainest first, without those about memory, gradients and repeated calls."""
+    """The cases of a selection, the plainest first, without those about memory and repeated calls."""
     labels = None if selection.clauses is None else frozenset(selection.clauses)
     known = None if selection.features is None else set(selection.features)
     count = 0
@@ -120,7 +134,7 @@ def exported(selection: Selection) -> Iterator[Exported]:
         ):
             continue
         problem = case.problem(dtype, selection.seed)
-        if problem.grad_output is not None:  # what is written beside the inputs are outputs alone
+        if (problem.grad_output is not None) != selection.gradients:
             continue
         if not (known is None or set(needs_of(problem)) <= known):
             continue
@@ -152,12 +166,13 @@ def manifest(selection: Selection, found: list[Exported]) -> dict[str, Any]:
     import refattn
 
     chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(selection).items()}
+    words = WORDS | GRADIENT_WORDS if selection.gradients else WORDS
     others = [form for form in FORMATS if form != selection.format]
     return {
         "schema": SCHEMA,
         "refattn": refattn.__version__,
         "selection": chosen,
-        "words": {name: words for name, words in WORDS.items() if name not in others},
+        "words": {name: words for name, words in words.items() if name not in others},
         "cases": [one.entry() for one in found],
     }
 
@@ -196,7 +211,9 @@ def write_inputs(folder: Path, tensors: dict[str, Tensor], form: str) -> None:
 def _tensors(problem: Problem) -> dict[str, Tensor]:
     """Mask and bias in full, so that no program has to broadcast them."""
     pairs = pairs_of(problem)
-    found: dict[str, Array | None] = {name: getattr(problem, name) for name in ("q", "k", "v", "bias", "sinks")}
+    found: dict[str, Array | None] = {
+        name: getattr(problem, name) for name in (*REQUIRED, "bias", "sinks", "grad_output")
+    }
     found["mask"] = problem.shown
     for name in ("mask", "bias"):
         if (values := found[name]) is not None:
@@ -204,6 +221,6 @@ def _tensors(problem: Problem) -> dict[str, Tensor]:
     dtypes = {"mask": None}
     return {
         name: tensor_of(values, dtypes.get(name, problem.dtype))
-        for name in TENSORS
+        for name in WITH_GRADIENTS
         if (values := found[name]) is not None
     }

@@ -15,9 +15,11 @@ from refattn.conformance.case import Problem
 from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import write_npz
 from refattn.conformance.exchange.words import options_of
+from refattn.conformance.gradients import FILED, golden_gradients_of
 from refattn.conformance.judge import LOW, Result, golden_of, judge
 from refattn.conformance.records import BROKEN, Record
 
+OPTIONS = ("library", "convention", "gradients")
 SCRIPT = """\
 from refattn.conformance.exchange.replay import load
 from refattn.testing import assert_attention_close
@@ -25,6 +27,16 @@ from refattn.testing import assert_attention_close
 call = load(__file__)  # {name}.npz beside this script
 output, lse = call.run({how})
 assert_attention_close(output, call.q, call.k, call.v, lse=lse, **call.options)
+"""
+
+OF_GRADIENTS = """\
+from refattn.conformance.exchange.replay import load
+from refattn.testing import assert_attention_close, assert_gradients_close
+
+call = load(__file__)  # {name}.npz beside this script
+output, gradients = call.differentiate({how})
+assert_attention_close(output, call.q, call.k, call.v, **call.options)
+assert_gradients_close(gradients, call.q, call.k, call.v, call.problem.grad_output, **call.options)
 """
 
 
@@ -46,12 +58,12 @@ class Remembering:
         return result
 
     def save(self, folder: Path, record: Record, *how: str | None) -> None:
-        """Writes the last call if its record is of a failure, but not of a gradient; how: what `find_target` got.
+        """Writes the last call if its record is of a failure; how: what `find_target` got.
 
         Raises OSError.
         """
         last, self.last = self.last, None
-        if last is not None and last[0].grad_output is None and record.verdict in BROKEN:
+        if last is not None and record.verdict in BROKEN:
             save_failure(folder, f"{record.case}.{record.dtype}", *last, how)
 
 
@@ -71,14 +83,31 @@ class Call(NamedTuple):
 
         Raises AssertionError where shape, dtype or side effects are wrong.
         """
+        result = self._called(folder, target, library, convention)
+        return result.output, result.lse
+
+    def differentiate(
+        self,
+        target: str,
+        library: str | None = None,
+        convention: str | None = None,
+        gradients: str | None = None,
+        folder: str = ".",
+    ) -> tuple[Array, dict[str, Array]]:
+        """Output and gradients by name, likewise; gradients is what `--gradients` named."""
+        result = self._called(folder, target, library, convention, gradients)
+        return result.output, result.gradients
+
+    def _called(self, folder: str, *how: str | None) -> Result:
         from refattn.conformance.targets import find_target
 
+        target, *others = how
         with contextlib.chdir(folder):
-            result = find_target(target, library, convention).call(self.problem)
+            result = find_target(str(target), *others).call(self.problem)
         judged = judge(self.problem, result)
         if judged.verdict == "fail" and judged.place is None:
             raise AssertionError(judged.message)
-        return result.output, result.lse
+        return result
 
 
 def load(path: str | Path) -> Call:
@@ -100,11 +129,19 @@ def save_failure(folder: Path, name: str, problem: Problem, result: Result | Non
     came["bound"] = exact.bound(problem.dtype, model, problem.coherent)
     if result is not None and result.library:
         came |= {"output": result.output, "lse": result.lse, "weights": result.weights}
+    if problem.grad_output is not None:
+        gradients = golden_gradients_of(problem)
+        came |= {f"expected_{FILED[of]}": x for of, x in gradients.values.items()}
+        bounds = gradients.bounds(problem.dtype, model, problem.coherent)
+        came |= {f"bound_{FILED[of]}": x for of, x in bounds.items()}
+        came |= {} if result is None else {FILED[of]: x for of, x in result.gradients.items()}
     parts: dict[str, Tensor] = tensors_of(problem)
     parts |= {part: tensor_of(np.asarray(x)) for part, x in came.items() if x is not None}
     folder.mkdir(parents=True, exist_ok=True)
     write_npz(folder / f"{name}.npz", parts)
     target, *options = how
-    given = [f"{option}={value!r}" for option, value in zip(("library", "convention"), options) if value is not None]
-    script = SCRIPT.format(name=name, how=", ".join([repr(target), *given, f"folder={str(Path.cwd())!r}"]))
+    given = [f"{option}={value!r}" for option, value in zip(OPTIONS, options) if value is not None]
+    script = (SCRIPT if problem.grad_output is None else OF_GRADIENTS).format(
+        name=name, how=", ".join([repr(target), *given, f"folder={str(Path.cwd())!r}"])
+    )
     (folder / f"{name}.py").write_text(script, encoding="utf-8", newline="\n")

@@ -10,12 +10,17 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from refattn.clauses import CLAUSES
+from refattn.conformance.case import Problem
 from refattn.conformance.diagnosis import Evidence
-from refattn.conformance.exchange.bits import Tensor
+from refattn.conformance.diagnosis.gradients import told
+from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.dump import result_of
 from refattn.conformance.exchange.export import (
     DESCRIPTION,
@@ -33,13 +38,19 @@ from refattn.conformance.exchange.export import (
 )
 from refattn.conformance.exchange.files import TensorFileError, read_raw, read_tensors
 from refattn.conformance.exchange.words import in_words
-from refattn.conformance.judge import judge
+from refattn.conformance.gradients import FILED
+from refattn.conformance.judge import Result, golden_of, judge
 from refattn.conformance.picked import NoSuchCase, picked
+from refattn.conformance.plain import rounded
 from refattn.conformance.records import VERDICTS, Record, Report
 from refattn.conformance.runner import diagnosed, evidence_of, problem_in_words, with_bounded_evidence
 from refattn.dtypes import COMPUTED
+from refattn.gradients import summed_to
 
 RESULTS = ("output", "lse", "weights")
+GRADIENTS = (*RESULTS, *FILED.values())
+# What is of the dtype of q.
+OF_Q = {"output", *FILED.values()}
 # Bytes of a manifest, of one case's description, and, per element that is expected, of a file of results.
 MOST_TEXT, SPARE, PER_ELEMENT = 64 << 20, 1 << 16, 16
 LISTS = {"dtypes": COMPUTED, "clauses": tuple(clause.label for clause in CLAUSES), "features": FEATURES}
@@ -115,6 +126,7 @@ def _selection(path: Path, given: Any) -> Selection:
     right = {
         "format": given["format"] in FORMATS,
         "seed": type(given["seed"]) is int and given["seed"] >= 0,
+        "gradients": type(given["gradients"]) is bool,
         "limit": given["limit"] is None or (type(given["limit"]) is int and given["limit"] > 0),
     }
     for name, words in LISTS.items():
@@ -174,13 +186,18 @@ def _judged(folder: Path, one: Exported, selection: Selection) -> Record:
         return Record(**about, verdict="fail", message=str(fault), fault="A1")
     except TensorFileError as fault:
         return Record(**about, verdict="crashed", message=str(fault))
+    if problem.grad_output is not None and any(name in parts for name in FILED.values()):
+        right = golden_of(problem).output  # a backward pass alone wrote none
+        parts = {"output": tensor_of(rounded(right, problem.dtype), problem.dtype)} | parts
     if "output" not in parts:
         return Record(**about, verdict="missing", message=one.folder)
-    if lacking := tuple(name for name in problem.asks if name not in parts):
+    asked = {f"{name} gradient": filed for name, filed in FILED.items()}
+    if lacking := tuple(name for name in problem.asks if asked.get(name, name) not in parts):
         words = "no log-sum-exp" if "lse" in lacking else f"no {lacking[0]}"
         return Record(**about, verdict="unsupported", message=f"{words} lies beside the inputs", missing=lacking)
-    result = result_of(problem, parts)
-    judged = judge(problem, result)
+    result = _as_the_problem_has_it(problem, one, result_of(problem, parts))
+    judged, of_gradient = told(problem, result, judge(problem, result))
+    plain = replace(problem, grad_output=None)
     return Record(
         **about,
         verdict=judged.verdict,
@@ -188,9 +205,20 @@ def _judged(folder: Path, one: Exported, selection: Selection) -> Record:
         model=judged.model,
         message=in_words(problem, result, judged),
         fault=judged.fault,
-        **(evidence_of(problem, result) if judged.verdict == "fail" else {}),
-        answer=Evidence(problem, result, judged, case=one.case.name, clauses=one.case.clauses),
+        diagnosis=of_gradient,
+        **(evidence_of(plain, result) if judged.verdict == "fail" and of_gradient is None else {}),
+        answer=Evidence(plain, result, judged, case=one.case.name, clauses=one.case.clauses)
+        if of_gradient is None
+        else None,
     )
+
+
+def _as_the_problem_has_it(problem: Problem, one: Exported, result: Result) -> Result:
+    """With the gradient of the bias, which was exported in full, summed to the problem's own shape."""
+    whole = result.gradients.get("bias")
+    if whole is None or problem.bias is None or whole.shape != one.tensors["bias"].shape:
+        return result
+    return replace(result, gradients=result.gradients | {"bias": summed_to(np, whole, problem.bias.shape)})
 
 
 class _ShapeFault(Exception):
@@ -200,27 +228,29 @@ class _ShapeFault(Exception):
 def _read_results(folder: Path, one: Exported, form: str) -> dict[str, Tensor]:
     """The results that are there, by name. Raises TensorFileError and _ShapeFault."""
     place, about = folder / one.folder, one.description()
+    names = [name for name in (RESULTS if one.problem.grad_output is None else GRADIENTS) if about[name] is not None]
     if form != "raw":
         path = _inside(folder, place / f"{OUTPUTS}.{form}")
         if not path.exists():
             return {}
-        found = read_tensors(path, SPARE + PER_ELEMENT * sum(math.prod(about[name]) for name in RESULTS))
-        if extra := sorted(found.keys() - set(RESULTS)):
-            raise TensorFileError(f"{path} holds {extra[0]!r}, expected output, lse and weights")
-        if found and "output" not in found:
+        found = read_tensors(path, SPARE + PER_ELEMENT * sum(math.prod(about[name]) for name in names))
+        if extra := sorted(found.keys() - set(names)):
+            expected = f"{', '.join(names[:-1])} and {names[-1]}"
+            raise TensorFileError(f"{path} holds {extra[0]!r}, expected {expected}")
+        if found and "output" not in found and one.problem.grad_output is None:
             raise TensorFileError(f"{path} holds no output, but {', '.join(sorted(found))}")
-        if "output" in found:
-            found["output"] = found["output"].read_as(one.problem.dtype)
+        for name in OF_Q & found.keys():
+            found[name] = found[name].read_as(one.problem.dtype)
         return {name: _floating(path, name, tensor) for name, tensor in found.items()}
     wide = "float64" if one.problem.dtype == "float64" else "float32"
     found = {}
-    for name in RESULTS:
+    for name in names:
         path = _inside(folder, place / f"{name}.bin")
         if path.exists():
             if not path.is_file():
                 raise TensorFileError(f"{path} is no file")
             try:
-                found[name] = read_raw(path, tuple(about[name]), one.problem.dtype if name == "output" else wide)
+                found[name] = read_raw(path, tuple(about[name]), one.problem.dtype if name in OF_Q else wide)
             except TensorFileError as fault:
                 raise _ShapeFault(str(fault)) from fault
     return found

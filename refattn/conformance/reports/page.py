@@ -138,13 +138,15 @@ def _failure(name: str, records: list[Record], command: str) -> list[str]:
     first = next((record for record in records if record.evidence is not None), records[0])
     others = [record for record in records if record is not first]
     labels = dict.fromkeys(label for record in records for label in (record.about, *record.clauses))
-    diagnosis = (getattr(first, "diagnosis", None) or {}).get("sentence", "")
+    told = getattr(first, "diagnosis", None) or {}
+    diagnosis, where = told.get("sentence", ""), told.get("where", "")
     facts = {
         "Clauses": ", ".join(f"{_link_to_clause(label)} {_text(clause(label).title)}" for label in labels),
         "Must hold": _text(first.says),
         "Called with": _text(first.called),
         f"In {first.dtype}": f'<span class="bad">{_text(_outcome(first))}</span>',
         "Diagnosis": f"<strong>{_text(diagnosis)}</strong>" if diagnosis else "",
+        "Where": _text(where),
         "At": f"<code>{_text(first.place)}</code>" if first.place else "",
         "To repeat": _shell(f"{command} --case {shlex.quote(name)}"),
     }

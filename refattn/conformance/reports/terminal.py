@@ -100,8 +100,8 @@ def explain(record: Record, head: str = "First failure") -> str:
     lines.append(_wrapped(record.message, "  but: "))
     if record.diagnosis and record.diagnosis["sentence"] not in record.message:
         lines.append(_wrapped(record.diagnosis["sentence"], "  diagnosis: "))
-        if (place := record.diagnosis["where"]) and place not in record.diagnosis["sentence"]:
-            lines.append(_wrapped(place, "  where: "))
+    if record.diagnosis and (place := record.diagnosis["where"]) and place not in record.diagnosis["sentence"]:
+        lines.append(_wrapped(place, "  where: "))
     if record.place:
         lines.append(f"  at: {record.place}")
     if record.called:
