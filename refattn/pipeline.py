@@ -224,12 +224,18 @@ def run_stages(call: Call, stage: Callable[[str, Any], Any]) -> tuple[Array, Arr
             stage(name, nothing)
         return without_pairs(call)
 
-    x = logits_of(call, visible, summands, stage)
-    weights, lse = softmax(xp, x, visible, call.sinks, _traced(call, visible))  # (..., H, Lq, Lk), (..., H, Lq)
+    empty = empty_rows(call, visible)
+    x = logits_of(call, visible, summands, stage, empty)
+    weights, lse = softmax(xp, x, visible, call.sinks, empty)  # (..., H, Lq, Lk), (..., H, Lq)
     del x
     stage("weights", weights)
+    if visible is not None and empty is not None:
+        # M19, D9: invisible weights are 0, or NaN in NaN rows; selected, so are their derivatives. A NaN sink stays.
+        weights = xp.where(visible | (empty & xp.isnan(lse[..., None])), weights, 0.0)
     v, value_broken = zero_filled(call, call.v)
     output = weighted_sum(call, weights, v)  # (..., H, Lq, d_v)
+    if empty is not None:  # D9: 0 already, but for a NaN sink; selected, it keeps the row's gradient from the values
+        output = xp.where(empty & ~xp.isnan(lse[..., None]), 0.0, output)
     return (output if value_broken is None else restored(call, output, visible, value_broken)), lse
 
 
@@ -243,12 +249,21 @@ def recorded_in(seen: dict[str, Array]) -> Callable[[str, Any], Any]:
     return stage
 
 
-def logits_of(call: Call, visible: Array | None, summands: list[Array], stage: Callable[[str, Any], Any]) -> Array:
-    """The stages up to the logits of each pair, (..., H, Lq, Lk), for what `visibility` found."""
+def logits_of(
+    call: Call,
+    visible: Array | None,
+    summands: list[Array],
+    stage: Callable[[str, Any], Any],
+    empty: Array | None,
+) -> Array:
+    """The stages up to the logits of each pair, (..., H, Lq, Lk), for what `visibility` found.
+
+    empty are the rows that see no key, where something may differentiate this.
+    """
     xp = call.library.xp
     k, key_broken = zero_filled(call, call.k)
-    x = stage("scores", raw_scores(call, k, key_broken))  # (..., H, Lq, Lk)
-    if _traced(call, visible):
+    x = stage("scores", raw_scores(call, k, key_broken, empty))  # (..., H, Lq, Lk)
+    if empty is not None:
         x = xp.where(visible, x, 0.0)  # M19, D9: an invisible score that has overflowed would make derivatives NaN
     x = stage("scaled", x * call.scale)  # S1, S2
     if call.softcap is not None:
@@ -262,9 +277,11 @@ def logits_of(call: Call, visible: Array | None, summands: list[Array], stage: C
     return stage("logits", x)
 
 
-def _traced(call: Call, visible: Array | None) -> bool:
-    """Whether something may differentiate pairs that are not all visible."""
-    return visible is not None and not call.library.host
+def empty_rows(call: Call, visible: Array | None) -> Array | None:
+    """The rows that see no key, (..., H, Lq, 1) after broadcasting, where something may differentiate such pairs."""
+    if visible is None or call.library.host:
+        return None
+    return ~call.library.xp.any(visible, axis=-1, keepdims=True)
 
 
 def visibility(call: Call) -> tuple[Array | None, list[Array]]:
@@ -294,24 +311,27 @@ def zero_filled(call: Call, x: Array) -> tuple[Array, Array | None]:
     return xp.where(finite, x, 0.0), x
 
 
-def raw_scores(call: Call, k: Array, key_broken: Array | None) -> Array:
-    """q . k for every pair, NaN where the key has a non-finite component (M20)."""
+def raw_scores(call: Call, k: Array, key_broken: Array | None, empty: Array | None) -> Array:
+    """q . k for every pair, NaN where the key has a non-finite component (M20); empty rows may be left at 0."""
     xp, q = call.library.xp, call.q
     if not k.shape[-1]:
         return xp.zeros(call.scores_shape, dtype=call.compute, device=call.device)  # A6
     lost = None
-    if not call.library.host:  # D9: derivatives by k multiply an empty row's query, NaN perhaps, by 0
-        lost, q = xp.any(xp.isnan(q), axis=-1, keepdims=True), xp.where(xp.isnan(q), 0.0, q)  # (..., H, Lq, 1)
+    if not call.library.host:  # D9: derivatives by k multiply a hidden pair's query, NaN perhaps, by 0
+        nan = xp.isnan(q)
+        lost = xp.sum(xp.where(nan, q, 0.0), axis=-1, keepdims=True)  # (..., H, Lq, 1): 0 or NaN
+        q = xp.where(nan if empty is None else nan | empty, 0.0, q)
     q = stack_groups(xp, q, call.group)  # (..., Hkv, G * Lq, d_k)  G1, G2
     scores = unstack_groups(xp, xp.matmul(q, xp.matrix_transpose(k)), call.group)
     if lost is not None:
-        scores = xp.where(lost, float("nan"), scores)  # M21
+        scores = scores + lost  # M21: added, so that the NaN's own derivative is NaN
     if tuple(scores.shape) != call.scores_shape:
         scores = xp.broadcast_to(scores, call.scores_shape)  # A3: v may bring batch axes of its own
     if key_broken is None:
         return scores
-    broken = ~xp.all(xp.isfinite(key_broken), axis=-1)[..., None, :]  # (..., Hkv, 1, Lk)
-    grouped = xp.where(broken, float("nan"), stack_groups(xp, scores, call.group))
+    broken = ~xp.all(xp.isfinite(key_broken), axis=-1)
+    lost = xp.where(broken, float("nan"), xp.zeros_like(key_broken[..., 0]))[..., None, :]  # (..., Hkv, 1, Lk)
+    grouped = stack_groups(xp, scores, call.group) + lost
     return unstack_groups(xp, grouped, call.group)
 
 
@@ -345,7 +365,7 @@ def without_pairs(call: Call) -> tuple[Array, Array]:
     if call.library.name == "dask":  # which cannot reshape axes of size zero, and does not differentiate
         output = xp.zeros((*shape, call.v.shape[-1]), dtype=call.compute, device=call.device)
     else:  # products over no pair, so that autograd finds the way from the zeros to each argument
-        output = weighted_sum(call, raw_scores(call, call.k, None), call.v)
+        output = weighted_sum(call, raw_scores(call, call.k, None, None), call.v)
     return xp.where(xp.isnan(lse)[..., None], float("nan"), output), lse
 
 

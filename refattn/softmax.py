@@ -7,11 +7,13 @@ from typing import Any
 from .arrays import Array
 
 
-def softmax(xp: Any, logits: Array, visible: Array | None, sinks: Array | None, traced: bool) -> tuple[Array, Array]:
+def softmax(
+    xp: Any, logits: Array, visible: Array | None, sinks: Array | None, empty: Array | None
+) -> tuple[Array, Array]:
     """Weights and log-sum-exp of each row.
 
     logits (..., H, Lq, Lk) with -inf at invisible pairs, Lk > 0; visible boolean, broadcastable to them, None if all
-    are; sinks (H, 1, 1) or None; traced says that derivatives may be taken.
+    are; sinks (H, 1, 1) or None; empty (..., H, Lq, 1), the rows that see no key, where derivatives may be taken.
     Returns weights (..., H, Lq, Lk) and lse (..., H, Lq).
     """
     peak = xp.max(logits, axis=-1, keepdims=True)  # (..., H, Lq, 1)  P1: over keys, each row on its own
@@ -19,7 +21,8 @@ def softmax(xp: Any, logits: Array, visible: Array | None, sinks: Array | None, 
         peak = xp.maximum(peak, sinks)  # P3: a sink counts in the maximum and in the denominator
     nothing = None
     if visible is not None:
-        nothing = ~xp.any(visible, axis=-1, keepdims=True)  # P2: empty rows, (..., 1, Lq, 1)
+        # P2: empty rows, (..., 1, Lq, 1)
+        nothing = ~xp.any(visible, axis=-1, keepdims=True) if empty is None else empty
         if sinks is not None:
             nothing = nothing & (sinks == -float("inf"))
         peak = xp.where(nothing, 0.0, peak)  # -inf - (-inf) would be NaN
@@ -32,8 +35,4 @@ def softmax(xp: Any, logits: Array, visible: Array | None, sinks: Array | None, 
         return weights / total, (xp.log(total) + peak)[..., 0]
     total = xp.where(nothing, 1.0, total)
     lse = xp.where(nothing, -float("inf"), xp.log(total) + peak)  # P4
-    weights = weights / total
-    if traced:
-        # M19: invisible weights are 0 already, and so are their derivatives once selected; NaN rows stay NaN.
-        weights = xp.where(visible | xp.isnan(total), weights, 0.0)
-    return weights, lse[..., 0]
+    return weights / total, lse[..., 0]

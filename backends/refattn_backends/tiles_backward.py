@@ -15,7 +15,7 @@ from refattn.arguments import Call
 from refattn.arrays import Array, Shape, quiet
 from refattn.biases import Bias, Plain, Relative
 from refattn.gradients import Pairs, Parts, lost_rows, nothing, of_pairs, of_sinks, summed_to
-from refattn.pipeline import logits_of, recorded_in, visibility, zero_filled
+from refattn.pipeline import empty_rows, logits_of, recorded_in, visibility, zero_filled
 from refattn_backends.tiles import cut, shown, spans
 
 ROWS, KEYS = 256, 256  # the largest tile, of which some eight arrays are held at a time
@@ -64,7 +64,7 @@ def of_tile(call: Call, gradient: Array, lse: Array, of_row: Array) -> tuple[Par
     xp = call.library.xp
     seen: dict[str, Array] = {}
     visible, summands = visibility(call)
-    logits = logits_of(call, visible, summands, recorded_in(seen))
+    logits = logits_of(call, visible, summands, recorded_in(seen), empty_rows(call, visible))
     weights = xp.exp(logits - lse)  # NaN in a row that sees no key, as anything may be at invisible pairs
     parts = of_pairs(call, Pairs(weights, visible, seen["capped"]), gradient, of_row)
     return parts, xp.ones((1, 1), dtype=xp.bool, device=call.device) if visible is None else visible
