@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import flint
 import numpy as np
 import pytest
+from flint import arb
 
+import refattn
 from libraries import Library
 from refattn.conformance.case import Problem
 from refattn.conformance.cases import gradients
@@ -14,9 +18,14 @@ from refattn.conformance.drawn import drawn_problem
 from refattn.conformance.gradients import golden_gradients_of, judge_gradients
 from refattn.conformance.judge import Judgement, Result, ratios_of
 from refattn.conformance.plain import Draw
+from refattn.conformance.targets.function import FunctionTarget
 from refattn.conformance.targets.refattn import RefattnTarget
 
 SEEDS = {"numpy": 40, "torch": 20, "strict": 10, "cupy": 20, "jax": 1, "dask": 1}
+# In the session `sweep`, of which each run has others.
+MANY = {"numpy": 600, "torch": 600, "strict": 600, "cupy": 200, "jax": 60, "dask": 60}
+# For derivatives by differences, in bits and as a power of two.
+PRECISION, STEP = 400, -100
 PASS = Judgement(verdict="pass", error_over_bound=0.0, model="fused")
 
 
@@ -27,16 +36,102 @@ def drawn(dtype: str, seed: int) -> Problem:
     return gradients.with_gradient(draw, vars(problem) | {"layout": "contiguous"})
 
 
+@pytest.fixture
+def seeds(library: Library, request: pytest.FixtureRequest) -> range:
+    """The seeds of random problems."""
+    if request.config.getoption("--hypothesis-profile") != "sweep":
+        return range(SEEDS[library.name])
+    first = int(np.random.default_rng().integers(1000, 2**31))
+    return range(first, first + MANY[library.name])
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_random_gradients_keep_their_bound(library: Library, dtype: str) -> None:
+def test_random_gradients_keep_their_bound(library: Library, dtype: str, seeds: range) -> None:
     """All options in every combination: no gradient is beyond the bound, in any dtype of the library."""
     if dtype not in library.dtypes or (library.name in ("jax", "dask") and dtype != "float32"):
         pytest.skip(f"{library.name} has no {dtype} here, or each call is compiled or scheduled for seconds")
     target = RefattnTarget(library.name)
-    for seed in range(SEEDS[library.name]):
+    for seed in seeds:
         problem = drawn(dtype, seed)
         judged = judge_gradients(problem, target.call(problem), PASS, "fused")
         assert judged.verdict in ("pass", "not judgeable"), (seed, judged)
+
+
+@pytest.mark.library("torch", "jax")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_derivatives_taken_by_the_library_keep_the_bound(library: Library, dtype: str, seeds: range) -> None:
+    """What autograd and jax.vjp take of the core, in the same combinations of options."""
+    if library.name == "jax" and dtype != "float32":
+        pytest.skip("each call is compiled for seconds")
+    target = FunctionTarget("attention", library.name, refattn.attention)
+    target.differentiate()
+    passed = 0
+    for seed in seeds:
+        problem = drawn(dtype, seed)
+        judged = judge_gradients(problem, target.call(problem), PASS, "fused")
+        assert judged.verdict in ("pass", "not judgeable"), (seed, judged)
+        passed += judged.verdict == "pass"
+    assert passed > len(seeds) // 2
+
+
+@pytest.mark.library("numpy")
+def test_gradients_are_the_slope_to_the_bound(library: Library, seeds: range) -> None:
+    """Along a random direction of all arguments, attention in 400 bits rises as the gradients say, within the bound."""
+    target = RefattnTarget(library.name)
+    for seed in seeds if len(seeds) > 100 else seeds[:15]:
+        problem = drawn("float64", seed)
+        found, bounds = target.call(problem).gradients, golden_gradients_of(problem).bounds("float64")
+        rng = np.random.default_rng(seed)
+        steps = {name: rng.standard_normal(x.shape) for name, x in problem.differentiable.items()}
+        room = sum(float(np.sum(bounds[name] * np.abs(step))) for name, step in steps.items())
+        if not math.isfinite(room):
+            continue
+        with flint.ctx.workprec(PRECISION):
+            ahead, behind = (risen(problem, steps, sign) for sign in (1, -1))
+            slope = (ahead - behind) / arb(2) ** (STEP + 1)
+            terms = [arb(x) * arb(y) for n, step in steps.items() for x, y in zip(found[n].flat, step.flat)]
+            error, size = (float(abs(x).upper()) for x in (sum(terms, arb(0)) - slope, sum(map(abs, terms), arb(1))))
+        assert error <= room, (seed, error, room)
+        assert room <= 1e-10 * size, "the bound must be far below what any fault would change"
+
+
+def risen(problem: Problem, steps: dict[str, np.ndarray], sign: int) -> arb:
+    """The sum of grad_output * attention in arb, one step ahead or behind, by the definition of each row."""
+    moved = {
+        name: np.vectorize(lambda x, y: arb(x) + sign * arb(y) * arb(2) ** STEP, otypes=[object])(x, steps[name])
+        for name, x in problem.differentiable.items()
+    }
+    heads, total = problem.heads, arb(0)
+    lead = np.broadcast_shapes(*(x.shape[:-3] for x in (problem.q, problem.k, problem.v)))
+    (q_len, d_k), (k_len, d_v) = problem.q.shape[-2:], problem.v.shape[-2:]
+    pairs = (*lead, heads, q_len, k_len)
+
+    def in_full(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Broadcast, with heads repeated for their group; rank 2 has one head."""
+        x = x if problem.q.ndim > 2 or x.ndim > 2 else x[None]
+        return np.broadcast_to(x if x.shape[-3] in (1, heads) else np.repeat(x, heads // x.shape[-3], -3), shape)
+
+    q, k = in_full(moved["q"], (*lead, heads, q_len, d_k)), in_full(moved["k"], (*lead, heads, k_len, d_k))
+    v = in_full(moved["v"], (*lead, heads, k_len, d_v))
+    gradient = np.reshape(np.asarray(problem.grad_output), (*lead, heads, q_len, d_v))
+    bias = None if problem.bias is None else np.broadcast_to(moved.get("bias", problem.bias), pairs)
+    hidden = False if problem.bias is None else np.isneginf(np.broadcast_to(problem.bias, pairs))
+    visible = np.broadcast_to(problem.visible, pairs) & ~np.asarray(hidden)
+    scale = arb(1) / arb(max(1, d_k)).sqrt() if problem.scale is None else arb(float(problem.scale))
+    for at in np.ndindex(*pairs[:-1]):
+        seen, head = np.flatnonzero(visible[at]), at[:-1]
+        logits = [sum((x * y for x, y in zip(q[at], k[head][j])), arb(0)) * scale for j in seen]
+        if problem.softcap is not None:
+            logits = [(x / problem.softcap).tanh() * problem.softcap for x in logits]
+        if bias is not None:
+            logits = [x + bias[at][j] for x, j in zip(logits, seen)]
+        terms = [x.exp() for x in logits]
+        below = sum(terms, arb(0))
+        if problem.sinks is not None and np.isfinite(np.ravel(problem.sinks)[head[-1] % problem.sinks.size]):
+            below += np.ravel(moved["sinks"])[head[-1] % problem.sinks.size].exp()
+        for term, j in zip(terms, seen):
+            total += term / below * sum((arb(float(g)) * x for g, x in zip(gradient[at], v[head][j])), arb(0))
+    return total
 
 
 def test_golden_gradients_are_those_of_the_core() -> None:

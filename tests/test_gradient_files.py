@@ -91,7 +91,10 @@ def dumped(dtype: Any = np.float32) -> dict[str, Array]:
     """A right dump of a causal call over a cache, with sinks and a bias."""
     rng = np.random.default_rng(0)
     q, k, v, grad_output = (rng.standard_normal((1, 2, length, 8)).astype(dtype) for length in (3, 7, 7, 3))
-    options: dict[str, Any] = {"sinks": rng.standard_normal(2).astype(dtype), "bias": rng.standard_normal((2, 1, 7)).astype(dtype)}
+    options: dict[str, Any] = {
+        "sinks": rng.standard_normal(2).astype(dtype),
+        "bias": rng.standard_normal((2, 1, 7)).astype(dtype),
+    }
     output = refattn.attention(q, k, v, causal=True, q_start=4, **options)
     found = refattn.attention_vjp(q, k, v, grad_output, causal=True, q_start=4, **options)
     gradients = {f"grad_{name}": x for name, x in found._asdict().items()}

@@ -185,6 +185,46 @@ def sum_of_terms(call: Call, arrays: dict[str, Any]) -> Any:
     return total
 
 
+@pytest.mark.library("torch")
+@given(data=st.data())
+def test_autograd_stays_apart_from_poison(library: Library, data: st.DataObject) -> None:
+    """Whatever hidden keys, the queries of empty rows and the gradients of their outputs hold, autograd gives the same."""
+    call, seed = in_float64(data.draw(calls())), data.draw(st.integers(0, 2**32 - 1))
+    gradient = output_gradient(call, seed)
+    found = agree(library, call, gradient)
+    again = agree(library, *poisoned(call, gradient, np.random.default_rng(seed)))
+    for name, x in found.items():
+        np.testing.assert_array_equal(again[name], x, err_msg=name)
+        assert np.isfinite(x).all(), name
+
+
+def poisoned(call: Call, gradient: np.ndarray, rng: np.random.Generator) -> tuple[Call, np.ndarray]:
+    """The call and its gradient with NaN, infinities and huge numbers wherever nothing visible is."""
+    visible = call.expected("float64").visible
+    if call.q.ndim == 2:
+        visible = visible.reshape(1, *visible.shape[-2:])
+    poison = (np.nan, np.inf, -np.inf, 1e308)
+
+    def spoiled(x: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        """x with poison in tokens that are not seen; seen (..., heads, tokens) may have more batch entries."""
+        extra = seen.ndim - (x.ndim - 1)
+        kept = np.any(seen, axis=tuple(range(extra))) if extra > 0 else seen
+        for axis in range(x.ndim - 1):
+            if x.shape[axis] == 1 != kept.shape[axis]:
+                kept = np.any(kept, axis=axis, keepdims=True)
+        x = x.copy()
+        hidden = ~np.broadcast_to(kept, x.shape[:-1])
+        x[hidden] = rng.choice(poison, size=(np.count_nonzero(hidden), x.shape[-1]))
+        return x
+
+    rows, kv_heads = np.any(visible, axis=-1), call.k.shape[-3] if call.k.ndim > 2 else 1
+    group = visible.shape[-3] // max(1, kv_heads)
+    by_group = visible.reshape(*visible.shape[:-3], kv_heads, group, *visible.shape[-2:])
+    keys = np.any(by_group, axis=(-3, -2))
+    arrays = {"q": spoiled(call.q, rows), "k": spoiled(call.k, keys), "v": spoiled(call.v, keys)}
+    return replace(call, **arrays), spoiled(gradient, rows)
+
+
 HEADS, LENGTH = 4, 5
 POISONED: dict[str, dict[str, Any]] = {
     "mask": {"mask": ("prefix", 3)},
