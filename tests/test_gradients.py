@@ -188,7 +188,7 @@ def sum_of_terms(call: Call, arrays: dict[str, Any]) -> Any:
 @pytest.mark.library("torch")
 @given(data=st.data())
 def test_autograd_stays_apart_from_poison(library: Library, data: st.DataObject) -> None:
-    """Whatever hidden keys, the queries of empty rows and the gradients of their outputs hold, autograd gives the same."""
+    """Autograd gives the same whatever hidden keys, queries of empty rows and gradients of their outputs hold."""
     call, seed = in_float64(data.draw(calls())), data.draw(st.integers(0, 2**32 - 1))
     gradient = output_gradient(call, seed)
     found = agree(library, call, gradient)
