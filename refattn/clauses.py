@@ -555,9 +555,9 @@ CLAUSES: tuple[Clause, ...] = (
         "Differentiation by the library",
         "Where the array library differentiates, the gradients that it takes of the core are the same, empty rows and "
         "invisible data that are not finite included.",
-        "Three things are beyond a library, whose products know no mask: a NaN in the gradient of a row that sees a key "
-        "reaches all values of its head, an infinite query all keys of its head, and a visible value that is not "
-        "finite has the derivative 0.",
+        "Three things are beyond a library, whose products know no mask: a NaN in the gradient of a row that sees a "
+        "key reaches all values of its head, an infinite query all keys of its head, and an element of a visible key "
+        "or value that is not finite has the derivative 0.",
     ),
     Clause(
         "N1",
