@@ -114,7 +114,7 @@ def risen(problem: Problem, steps: dict[str, np.ndarray], sign: int) -> arb:
     q, k = in_full(moved["q"], (*lead, heads, q_len, d_k)), in_full(moved["k"], (*lead, heads, k_len, d_k))
     v = in_full(moved["v"], (*lead, heads, k_len, d_v))
     gradient = np.reshape(np.asarray(problem.grad_output), (*lead, heads, q_len, d_v))
-    bias = None if problem.bias is None else np.broadcast_to(moved.get("bias", problem.bias), pairs)
+    bias = None if problem.bias is None else np.broadcast_to(moved["bias"], pairs)
     hidden = False if problem.bias is None else np.isneginf(np.broadcast_to(problem.bias, pairs))
     visible = np.broadcast_to(problem.visible, pairs) & ~np.asarray(hidden)
     scale = arb(1) / arb(max(1, d_k)).sqrt() if problem.scale is None else arb(float(problem.scale))

@@ -221,7 +221,7 @@ def poisoned(call: Call, gradient: np.ndarray, rng: np.random.Generator) -> tupl
     group = visible.shape[-3] // max(1, kv_heads)
     by_group = visible.reshape(*visible.shape[:-3], kv_heads, group, *visible.shape[-2:])
     keys = np.any(by_group, axis=(-3, -2))
-    arrays = {"q": spoiled(call.q, rows), "k": spoiled(call.k, keys), "v": spoiled(call.v, keys)}
+    arrays: dict[str, Any] = {"q": spoiled(call.q, rows), "k": spoiled(call.k, keys), "v": spoiled(call.v, keys)}
     return replace(call, **arrays), spoiled(gradient, rows)
 
 
