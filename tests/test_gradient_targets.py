@@ -17,6 +17,7 @@ from refattn.conformance.isolation.target import IsolatedTarget
 from refattn.conformance.records import Report
 from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets import TargetError, find_target
+from refattn.conformance.targets.names import NAMES
 from refattn.errors import PathError
 
 CASES = [case for case in all_cases() if case.name.startswith("gradients.") and case.build is not None]
@@ -245,3 +246,34 @@ def test_public_implementations_are_judged_on_all_gradients(library: object, nam
     verdicts = {record.case: record.verdict for record in report.records}
     of_bias = "unsupported" if name == "torch-flash" else "pass"
     assert verdicts == dict.fromkeys(chosen[:3], "pass") | dict.fromkeys(chosen[3:], of_bias)
+
+
+@pytest.mark.library("torch")
+def test_a_lost_gradient_of_a_public_bias_is_caught(library: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel through which no gradient reaches the bias fails the cases about it, and no other."""
+    import torch
+
+    right = torch.nn.functional.scaled_dot_product_attention
+
+    def without(q: Any, k: Any, v: Any, attn_mask: Any = None, **options: Any) -> Any:
+        return right(q, k, v, attn_mask=None if attn_mask is None else attn_mask.detach(), **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", without)
+    chosen = ("gradients.plain", "gradients.empty_rows", "gradients.bias")
+    report = run_suite(find_target("torch", gradients=""), [pair for pair in PAIRS if pair[0].name in chosen], 20)
+    (broken,) = report.broken
+    assert (broken.case, broken.verdict) == ("gradients.bias", "fail")
+    assert broken.message.startswith("gradient of bias[")
+    assert "the gradients of q, k and v are right" in broken.diagnosis["where"]  # type: ignore[index]  # failures have one
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize(("name", "case"), [("mlx", "gradients.sinks"), ("mlx", "gradients.bias"),
+                                            ("transformers-gpt-oss", "gradients.sinks")])  # fmt: skip
+def test_gradients_of_installed_implementations(name: str, case: str) -> None:
+    """mlx's own vjp, and autograd through a model's function, give the gradients of sinks and a bias."""
+    if not NAMES[name].installed:
+        pytest.skip(f"{name} needs {NAMES[name].requires}")
+    pairs = [pair for pair in PAIRS if pair[0].name == case]
+    (record,) = run_suite(find_target(name, gradients=""), pairs, 20).records
+    assert record.verdict == "pass"

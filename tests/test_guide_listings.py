@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from refattn import cli
+
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
 
@@ -18,3 +20,17 @@ def test_the_comparison_with_torch_runs() -> None:
 def test_the_layer_in_torch_runs() -> None:
     """The listing of the guide's layer finds what it asserts, and the weight ends on the marked token."""
     assert runpy.run_path(str(EXAMPLES / "torch_layer.py"))["loss"] < 0.1
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("fault", ["", "of_row"])
+def test_the_autograd_function_is_judged(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Function of the page on gradients passes what it can express, and without the row's sum it is told so."""
+    text = (EXAMPLES / "function.py").read_text(encoding="utf-8")
+    if fault:
+        assert text.count(" - of_row)") == 1
+        text = text.replace(" - of_row)", ")")
+    (tmp_path / "function.py").write_text(text, encoding="utf-8")
+    command = ["check", f"{tmp_path / 'function.py'}:attend", "--library", "torch", "--gradients", "--clauses", "D"]
+    assert cli.main([*command, "--quick"]) == bool(fault)
+    assert ('match "row sum missing" [D1]' in " ".join(capsys.readouterr().out.split())) == bool(fault)
