@@ -77,7 +77,7 @@ def _form_fault(problem: Problem, result: Result) -> str:
     """What is wrong with shapes and dtypes, in words; ""."""
     for name, x in problem.differentiable.items():
         got = result.gradients.get(name)
-        if got is None and name in "qkv":
+        if got is None and (name in "qkv" or f"{name} gradient" in problem.asks):
             return f"there is no gradient of {name}"
         if got is None:
             continue

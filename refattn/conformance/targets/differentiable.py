@@ -77,7 +77,10 @@ class Differentiable:
         result, found = self.differentiated(output, arrays, gradient)
         gradients: dict[str, Array | Seen] = {name: found[name] for name in "qkv"}
         for name in wanted:
-            if keys := made.keys(name):  # none where it is said by something else, such as slopes
+            keys = made.keys(name)
+            if not keys and f"{name} gradient" in problem.asks:
+                raise Unsupported(f"{self.name} is given no {name} in this call, but something that says the same")
+            if keys:
                 on_host = {key: self.host(found[key]) for key in keys}
                 gradients[name] = Seen(made.summed(name, on_host, problem), self.dtype_of(found[keys[0]]))
         return Answer(result, gradients=gradients)

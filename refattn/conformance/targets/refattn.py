@@ -91,9 +91,9 @@ class RefattnTarget(ArrayTarget):
         if problem.bias_of is not None:
             options["bias"] = problem.bias_of(lambda host: self.array(host, problem.dtype))
         elif problem.bias is not None:
-            options["bias"] = self.array(problem.bias, problem.dtype)
+            options["bias"] = self.argument("bias", problem)
         if problem.sinks is not None:
-            options["sinks"] = self.array(problem.sinks, problem.dtype)
+            options["sinks"] = self.argument("sinks", problem)
         return options
 
 
