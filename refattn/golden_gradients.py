@@ -53,22 +53,23 @@ class GoldenGradients:
 
         self._exact, self._shapes = exact, shapes
         self._rows = exact.results(...)
-        self._gradient = np.reshape(np.asarray(grad_output, dtype=np.float64), self._rows.output.shape)
+        self._seen = exact.visible_pairs()
+        gradient = np.reshape(np.asarray(grad_output, dtype=np.float64), self._rows.output.shape)
+        lost = np.any(self._seen, axis=-1) & ~np.all(np.isfinite(gradient), axis=-1)  # an empty row adds 0 (D3)
+        self._gradient, self._broken = bounds.finite(gradient), exact.is_nan | lost
         self._lead: Shape = self._rows.output.shape[:-1]
         self._of_row = np.zeros(self._lead)  # D
         for pairs in self._pairs():
             self._of_row[pairs.at] += np.sum(pairs.weights * pairs.products, axis=-1)
         self._sums = self._new()
-        self._seen = exact.visible_pairs()
         for pairs in self._pairs():
             logits = pairs.weights * (pairs.products - self._of_row[pairs.at][:, None])
             scores = self._rows.scale * (logits if pairs.slope is None else logits * pairs.slope)
             self._add(self._sums, pairs, scores, pairs.weights, logits)
         self._sink = np.exp(self._rows.sink - self._rows.level) / self._rows.total
         self._sums.sinks = -self._sink * self._of_row
-        broken = exact.is_nan
         self.values = {
-            name: np.where(self._reached(name, broken), np.nan, self._summed(name, self._sums)) for name in shapes
+            name: np.where(self._reached(name, self._broken), np.nan, self._summed(name, self._sums)) for name in shapes
         }
 
     def bounds(self, dtype: str, model: str | Model = "fused", coherent: bool = False) -> dict[str, Array]:
@@ -78,10 +79,17 @@ class GoldenGradients:
         """
         import numpy as np
 
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows has no bound
+            return self._bounds(dtype, model, coherent)
+
+    def _bounds(self, dtype: str, model: str | Model, coherent: bool) -> dict[str, Array]:
+        """`bounds`, under its caller's floating-point settings."""
+        import numpy as np
+
         chosen = rounding_model(dtype, model, coherent)
         u = wear(chosen.arithmetic)
         lse = np.reshape(self._exact.lse_bound(dtype, model, coherent), self._lead)  # rank 2 has no head axis
-        loose = ~np.isfinite(lse) | self._exact.is_nan
+        loose = ~np.isfinite(lse) | self._broken
         lse = np.where(loose, 0.0, lse)
         output = np.reshape(self._exact.bound(dtype, model, coherent), self._rows.output.shape)
         of_row = self._of_row_error(chosen, lse, output)
@@ -190,7 +198,7 @@ class GoldenGradients:
                 computed = computed + model.storage * self._summed(name, self._sizes_of(self._sums))
             bound = computed * (1 + model.storage) + model.storage * np.abs(value) + 2 * model.least
         bound = np.where(met, bound * model.reference, 0.0)
-        return np.where(open_, np.inf, bound)
+        return np.where(open_ | np.isnan(bound), np.inf, bound)
 
     def _terms(self, name: str) -> int:
         """How many terms one element sums."""
@@ -208,7 +216,8 @@ class GoldenGradients:
         marks.q[...] = np.any(pairs, axis=-1)[..., None]
         marks.k[...] = marks.v[...] = np.any(pairs, axis=-2)[..., None]
         marks.logits = pairs.astype(np.float64)
-        marks.sinks = np.any(pairs, axis=-1) * np.isfinite(self._rows.sink)
+        sunk = np.isfinite(self._rows.sink) | self._broken  # a sink of NaN is -inf there, and breaks its rows
+        marks.sinks = np.any(pairs, axis=-1) & sunk
         return np.asarray(self._summed(name, marks) > 0)
 
     def _sizes_of(self, sums: Sums) -> Sums:

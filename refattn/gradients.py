@@ -87,8 +87,8 @@ def attention_vjp(
         q_start=q_start,
         k_start=k_start,
     )
-    gradient = check_gradient(call, grad_output)
     with quiet(call.library):
+        gradient = check_gradient(call, grad_output)
         backward = _backward if path == "dense" else registry.tiled_vjp(call.library.name)
         wide = backward(call, gradient)
     xp = call.library.xp
@@ -134,13 +134,16 @@ def _backward(call: Call, gradient: Array) -> dict[str, Any]:
     """All gradients in the compute dtype, q, k and v with their own batch axes; bias is a list, one per term."""
     if 0 in call.scores_shape:
         return nothing(call)
+    xp = call.library.xp
     seen: dict[str, Array] = {}
     _, lse = run_stages(call, recorded_in(seen))
     parts = of_pairs(call, Pairs(seen["weights"], seen["visible"], seen["capped"]), gradient)
     found: dict[str, Any] = {"q": parts.q, "k": parts.k, "v": parts.v}
     found["bias"] = [_of_term(call, term, parts.logits) for term in call.bias_terms()]
     if call.sinks is not None:
-        found["sinks"] = of_sinks(call, call.sinks, lse[..., None], parts.of_row)
+        visible = seen["visible"]
+        reached = None if visible is None else xp.any(visible, axis=-1, keepdims=True)
+        found["sinks"] = of_sinks(call, call.sinks, lse[..., None], parts.of_row, reached)
     return found
 
 
@@ -207,12 +210,15 @@ def _over_queries(call: Call, pairs: Array, x: Array) -> Array:
     return xp.matmul(pairs, stack_groups(xp, x, call.group))
 
 
-def of_sinks(call: Call, sinks: Array, lse: Array, of_row: Array) -> Array:
-    """(H, 1, 1): a sink takes its share of the row's weight, and has no value  # D6"""
+def of_sinks(call: Call, sinks: Array, lse: Array, of_row: Array, reached: Array | None = None) -> Array:
+    """(H, 1, 1): a sink takes its share of the row's weight, and has no value; reached tells which rows see a key  # D6
+
+    None for reached means all, or that no sink is NaN or infinite, whose share of an empty row is NaN.
+    """
     xp = call.library.xp
     nothing = lse == -float("inf")  # where the sink is -inf too
-    share = xp.exp(sinks - xp.where(nothing, 0.0, lse))  # (..., H, Lq, 1)
-    return summed_to(xp, -share * of_row, tuple(sinks.shape))
+    given = -xp.exp(sinks - xp.where(nothing, 0.0, lse)) * of_row  # (..., H, Lq, 1)
+    return summed_to(xp, given if reached is None else xp.where(reached, given, 0.0), tuple(sinks.shape))
 
 
 def _of_term(call: Call, term: Bias, logits: Array) -> Array | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import flint
@@ -251,3 +252,44 @@ def test_exact_zeros_have_no_bound() -> None:
     assert [*bounds["bias"][2:], *exact.values["bias"][2:]] == [0.0] * 8
     assert bounds["sinks"][0] == exact.values["sinks"][0] == 0.0
     assert bounds["sinks"][1] > 0
+
+
+def test_a_broken_sink_leaves_its_gradient_open() -> None:
+    """A sink of NaN or infinity has a gradient of NaN, which no bound judges; a sink of -inf beside it has 0."""
+    draw = Draw("float32", np.random.default_rng(0))
+    data = draw.qkv(4, 4, batch=(), heads=3)
+    problem = gradients.with_gradient(draw, data, sinks=np.asarray([np.nan, np.inf, -np.inf]))
+    exact = golden_gradients_of(problem)
+    assert [*np.isnan(exact.values["sinks"]), *np.isinf(exact.bounds("float32")["sinks"])] == [True, True, False] * 2
+    assert exact.values["sinks"][2] == exact.bounds("float32")["sinks"][2] == 0.0
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_gradients_of_the_output_that_are_not_finite(poison: float) -> None:
+    """In an empty row they change nothing; in another they leave open what that row reaches, and no more."""
+    draw = Draw("float32", np.random.default_rng(0))
+    problem = gradients.with_gradient(draw, draw.qkv(4, 4, batch=(), heads=1), causal=True, q_start=-1)
+    clean = golden_gradients_of(problem)
+    assert problem.grad_output is not None
+    for row in (0, 2):
+        given = problem.grad_output.copy()
+        given[..., row, :] = poison
+        exact = golden_gradients_of(replace(problem, grad_output=given))
+        bounds, before = exact.bounds("float32"), clean.bounds("float32")
+        for name, x in exact.values.items():
+            open_ = np.zeros(x.shape, bool)
+            if row:
+                open_[..., (slice(2, 3) if name == "q" else slice(2)), :] = True
+            np.testing.assert_array_equal(np.isnan(x), open_)
+            np.testing.assert_array_equal(np.isinf(bounds[name]), open_)
+            np.testing.assert_array_equal(x[~open_], clean.values[name][~open_])
+            np.testing.assert_array_equal(bounds[name][~open_], before[name][~open_])
+
+
+def test_bounds_of_huge_data_raise_no_warning() -> None:
+    """What may leave the range of float64 on the way to a bound has no bound, silently, and is nowhere NaN."""
+    draw = Draw("bfloat16", np.random.default_rng(0))
+    data = draw.qkv(4, 4, batch=(), heads=1)
+    problem = gradients.with_gradient(draw, data | {name: data[name] * 1e30 for name in "qkv"})
+    for bound in golden_gradients_of(problem).bounds("bfloat16").values():
+        assert not np.isnan(bound).any()

@@ -329,3 +329,30 @@ def test_other_paths_are_refused(library: Library) -> None:
     x = make(2, 3, 4)
     words = ("'dense' or 'tiled'", "fast")
     assert_refused(errors.PathError, "path", words, refattn.attention_vjp, x, x, x, x, path="fast")
+
+
+@pytest.mark.parametrize("path", ["dense", "tiled"])
+@pytest.mark.parametrize("sink", [np.nan, np.inf])
+def test_a_broken_sink_has_no_share_of_empty_rows(library: Library, sink: float, path: str) -> None:
+    """Rows that see no key add 0 to the gradient of a sink of NaN or infinity (D3), others make it NaN."""
+    rng = np.random.default_rng(1)
+    q, k, v, gradient = (library.array(rng.standard_normal((2, 5, 3))) for _ in range(4))
+    sinks = library.array(np.asarray([sink, 0.5]))
+    for start, reached in ((-5, False), (-2, True)):
+        found = refattn.attention_vjp(q, k, v, gradient, causal=True, q_start=start, sinks=sinks, path=path)
+        of_sinks = library.host(found.sinks)
+        assert np.isnan(of_sinks[0]) == reached
+        assert reached or not of_sinks.any()
+        assert np.isfinite(of_sinks[1])
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize("path", ["dense", "tiled"])
+def test_a_wider_gradient_of_empty_rows_raises_no_warning(library: Library, path: str) -> None:
+    """grad_output may be wider than q; what an empty row holds beyond q's range is no one's concern (N5, D3)."""
+    q = library.array(np.ones((1, 3, 2)), "float32")
+    gradient = np.ones((1, 3, 2))
+    gradient[:, 0] = 1e300
+    found = refattn.attention_vjp(q, q, q, library.array(gradient), causal=True, q_start=-1, path=path)
+    assert np.isfinite(found.k).all()
+    assert found.v.any()

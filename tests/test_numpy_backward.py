@@ -271,3 +271,31 @@ def test_memory_is_linear_in_the_length(masked: bool) -> None:
         tracemalloc.stop()
     assert beyond[1] < 16 * 2**20 < length * length
     assert beyond[1] < 4.5 * max(beyond[0], 2**20)
+
+
+BEYOND: dict[str, dict[str, Any]] = {
+    "an infinite query under a soft cap": {"q": np.inf, "softcap": 2.0},
+    "an infinite query beside sinks": {"q": np.inf, "sinks": np.asarray([0.5, -1.0])},
+    "a query that overflows once scaled": {"q": 1e303, "k": 1e-303, "scale": 1e6},
+    "a query that is subnormal once scaled": {"q": 5e-324, "scale": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_queries_at_the_ends_of_the_range(library: Library, tile: Any, left: list[Any], name: str) -> None:
+    """Where queries times the scale are infinite or lose bits, gradients are the dense ones all the same."""
+    options, rng = dict(BEYOND[name]), np.random.default_rng(7)
+    q, gradient = rng.standard_normal((2, 6, 1)), rng.standard_normal((2, 6, 3)) * 1e200
+    k, v = -rng.uniform(0.5, 2.0, (2, 6, 1)) * options.pop("k", 1.0), rng.standard_normal((2, 6, 3))
+    q[:, 2] = options.pop("q")
+    dense, tiled = (refattn.attention_vjp(q, k, v, gradient, **options, path=path) for path in ("dense", "tiled"))
+    assert left
+    for part in ("q", "k", "v", *(["sinks"] if "sinks" in options else [])):
+        x = getattr(dense, part)
+        assert np.isfinite(x).all()
+        np.testing.assert_allclose(getattr(tiled, part), x, rtol=1e-10, atol=1e-13 * np.max(np.abs(x)), err_msg=part)
+    if "subnormal" in name:  # what reaches the keys is that row's own small number
+        row = np.s_[:, 2:3]
+        of_row = [refattn.attention_vjp(q[row], k, v, gradient[row], **options, path=p).k for p in ("dense", "tiled")]
+        np.testing.assert_allclose(of_row[1], of_row[0], rtol=1e-10)
+        assert of_row[0].all()

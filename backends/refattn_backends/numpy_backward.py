@@ -24,7 +24,7 @@ from refattn_backends.numpy_bias_sums import BiasSums, summable
 from refattn_backends.numpy_logits import Options, take
 from refattn_backends.numpy_options import options_of
 from refattn_backends.numpy_products import by_rows
-from refattn_backends.numpy_tiles import SCALES, SOLO, tiled
+from refattn_backends.numpy_tiles import SOLO, scales_queries, tiled
 from refattn_backends.pieces import KEPT, Shown
 from refattn_backends.tiles import shown, spans
 
@@ -47,9 +47,10 @@ def backward(call: Call, gradient: Array) -> dict[str, Any] | None:
     """All gradients in the compute dtype, as `refattn.attention_vjp` rounds them; None for what others must do.
 
     That is queries, keys and gradients that are not finite where something is visible, biases whose pairs several
-    heads or entries share, scales far from 1, no pairs or widths, and heads of few pairs.
+    heads or entries share, scales far from 1, queries at the ends of their range, no pairs or widths, and heads of few
+    pairs.
     """
-    if 0 in (*call.scores_shape, call.q.shape[-1], call.v.shape[-1]) or not (SCALES[0] <= abs(call.scale) <= SCALES[1]):
+    if 0 in (*call.scores_shape, call.q.shape[-1], call.v.shape[-1]) or not scales_queries(call):
         return None
     if prod(call.scores_shape[-2:]) <= FEW or not summable(call):
         return None
@@ -67,6 +68,8 @@ def gradients_from(call: Call, gradient: Array, forward: Partial) -> dict[str, A
         gradient = np.where(empty[..., None], 0.0, gradient)  # D3
         if not np.isfinite(gradient).all():
             return None
+    if (_lost_when_scaled(call) & ~empty[..., None]).any():
+        return None
     solo = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]) <= SOLO
     with quiet(call.library), nullcontext() if solo else one_thread():
         of_row = np.vecdot(gradient, output)  # (..., H, Lq)
@@ -78,6 +81,14 @@ def gradients_from(call: Call, gradient: Array, forward: Partial) -> dict[str, A
         if call.sinks is not None:
             found["sinks"] = of_sinks(call, call.sinks, lse[..., None], of_row[..., None])
     return found
+
+
+def _lost_when_scaled(call: Call) -> Array:
+    """Where queries times the scale are infinite, whatever a cap or a sink makes of that, or subnormal; like q."""
+    with quiet(call.library):
+        size = np.abs(call.q * call.scale)
+        lost: Array = np.isinf(size) | ((size < np.finfo(size.dtype).tiny) & (call.q != 0.0))
+    return lost
 
 
 class _Sums:

@@ -33,7 +33,7 @@ ROWS, KEYS = 256, 480  # scores of one head: 480 KiB in float32, half of a usual
 HEADS = 8  # key/value heads of a job at most
 EDGE = 128  # rows of a strip along the edge of a mask
 SOLO = 2**22  # multiplications for each of the two products that are not worth a second thread
-SCALES = 2.0**-32, 2.0**32  # beyond, queries times the scale may overflow or lose bits where scores times it do not
+SCALES = 2.0**-32, 2.0**32  # beyond, queries times the scale may lose bits where scores times it do not
 MANY, SMALL = 16, 2**19  # so many entries of up to so many multiplications per product would be cut into too small jobs
 FEW, SPLIT = 64, 4096  # up to so many stacked rows a job takes a part of the keys, so many of them
 
@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
 def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
-    if 0 in call.scores_shape or not call.q.shape[-1] or not (SCALES[0] <= abs(call.scale) <= SCALES[1]):
+    if 0 in call.scores_shape or not call.q.shape[-1] or not scales_queries(call):
         return generic(call)
     (heads, q_len, k_len), width = call.scores_shape[-3:], max(call.q.shape[-1], call.v.shape[-1])
     small = q_len * k_len <= ROWS * KEYS and heads * q_len * k_len * width <= SMALL
@@ -61,6 +61,14 @@ def tiled(call: Call) -> Partial:
         whole = tiles.run()
         whole = whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
         return broken_where_bare(call, whole, tiles.void) if tiles.void.any() else whole
+
+
+def scales_queries(call: Call) -> bool:
+    """Whether queries may be multiplied by the scale in place of scores."""
+    if not (SCALES[0] <= abs(call.scale) <= SCALES[1]):
+        return False
+    with quiet(call.library):
+        return bool(abs(call.scale) <= 1.0 or not (np.isinf(call.q * call.scale) & np.isfinite(call.q)).any())
 
 
 class _Tiled:

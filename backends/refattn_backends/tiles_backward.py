@@ -52,8 +52,8 @@ def sinks_found(call: Call, gradient: Array, lse: Array, of_row: Array, reached:
     if call.sinks is None:
         return {}
     xp = call.library.xp
-    of_row = xp.where(lost_rows(xp, gradient) & reached, float("nan"), of_row)
-    return {"sinks": of_sinks(call, call.sinks, lse, of_row)}
+    of_row = xp.where(lost_rows(xp, gradient), float("nan"), of_row)
+    return {"sinks": of_sinks(call, call.sinks, lse, of_row, reached)}
 
 
 def of_tile(call: Call, gradient: Array, lse: Array, of_row: Array) -> tuple[Parts, Array]:
