@@ -340,7 +340,8 @@ def test_a_broken_sink_has_no_share_of_empty_rows(library: Library, sink: float,
     sinks = library.array(np.asarray([sink, 0.5]))
     for start, reached in ((-5, False), (-2, True)):
         found = refattn.attention_vjp(q, k, v, gradient, causal=True, q_start=start, sinks=sinks, path=path)
-        of_sinks = library.host(found.sinks)
+        with np.errstate(invalid="ignore"):  # a lazy library computes here, and rows of NaN may warn (N5)
+            of_sinks = library.host(found.sinks)
         assert np.isnan(of_sinks[0]) == reached
         assert reached or not of_sinks.any()
         assert np.isfinite(of_sinks[1])
