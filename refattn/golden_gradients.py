@@ -108,7 +108,6 @@ class GoldenGradients:
             scale = abs(self._rows.scale)
             lost = np.minimum(scale * (scores + error), 2 * chosen.least_weight * max(1.0, scale))
             self._add(errors, pairs, scale * error + lost, weights, e, size=True)
-            errors.v[pairs.head][pairs.keys] += np.minimum(grown, 2 * chosen.least_weight).T @ np.abs(pairs.gradient)
             self._add(sizes, pairs, scale * (scores + error), grown, logits + e, size=True)
         sink = np.minimum(bounds.sink_error(self._rows, chosen) + lse + 3 * u + _stored(chosen), bounds.LARGEST_ERROR)
         sunk = self._sink * np.exp(sink)
@@ -153,6 +152,8 @@ class GoldenGradients:
             size = np.abs(pairs.gradient) @ np.abs(bounds.finite(pairs.block.v)).T
             products = math.expm1(model.of_sum(pairs.gradient.shape[-1]) + u + model.operands) * size
         weights = pairs.weights * np.expm1(np.minimum(error, bounds.LARGEST_ERROR))
+        # What is left of a weight below the smallest number may be 0, whatever it meets next.
+        weights += np.minimum(pairs.weights + weights, 2 * model.least_weight)
         products = np.where(pairs.block.visible, products + _stored(model) * np.abs(pairs.products), 0.0)
         return weights, pairs.weights + weights, products
 

@@ -21,6 +21,7 @@ from refattn.conformance.judge import Judgement, Result, ratios_of
 from refattn.conformance.plain import Draw
 from refattn.conformance.targets.function import FunctionTarget
 from refattn.conformance.targets.refattn import RefattnTarget
+from refattn.golden_gradients import GoldenGradients
 
 SEEDS = {"numpy": 40, "torch": 20, "strict": 10, "cupy": 20, "jax": 1, "dask": 1}
 # In the session `sweep`, of which each run has others.
@@ -284,6 +285,14 @@ def test_gradients_of_the_output_that_are_not_finite(poison: float) -> None:
             np.testing.assert_array_equal(np.isinf(bounds[name]), open_)
             np.testing.assert_array_equal(x[~open_], clean.values[name][~open_])
             np.testing.assert_array_equal(bounds[name][~open_], before[name][~open_])
+
+
+def test_a_weight_that_vanishes_takes_what_it_meets_along() -> None:
+    """A weight of e^-90 is 0 where small numbers are flushed, and with it what a large gradient makes of it."""
+    q, k, v = np.ones((1, 1)), np.asarray([[0.0], [-90.0]]), np.asarray([[0.0], [1.0]])
+    exact = GoldenGradients(refattn.golden(q, k, v), np.full((1, 1), 1e30), {"q": (1, 1), "k": (2, 1), "v": (2, 1)})
+    assert 1e-10 < abs(exact.values["k"][1, 0]) <= exact.bounds("float32")["k"][1, 0] < 1e-7
+    assert exact.bounds("float64")["k"][1, 0] < 1e-10 * abs(exact.values["k"][1, 0])
 
 
 def test_bounds_of_huge_data_raise_no_warning() -> None:
