@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import convention_kernels
+import refattn
 from libraries import Library
 from refattn import cli, registry
 from refattn.conformance.cases import all_cases
@@ -17,6 +18,7 @@ from refattn.conformance.isolation.target import IsolatedTarget
 from refattn.conformance.records import Report
 from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets import TargetError, find_target
+from refattn.conformance.targets.function import FunctionTarget
 from refattn.conformance.targets.names import NAMES
 from refattn.errors import PathError
 
@@ -152,6 +154,22 @@ def test_wrong_gradients_are_named(name: str) -> None:
     assert failed
     assert all(f'the gradients match "{name}" [D' in record.message for record in failed)
     assert all(record.diagnosis and record.diagnosis["sentence"] == record.message for record in failed)
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize("forward", ["", "causal is ignored"])
+def test_what_explains_most_failures_may_be_a_gradient(forward: str) -> None:
+    """Faults of outputs and of gradients are counted together, and the one that explains more comes first."""
+    wrong, output = named("row sum missing"), named(forward).attention() if forward else refattn.attention
+    report = run_suite(FunctionTarget("both", "numpy", output, wrong.gradients()), PAIRS, 20)
+    assert report.diagnosis is not None
+    sentences, first = report.diagnosis["sentences"], report.diagnosis["hypotheses"][0]
+    assert report.diagnosis["failures"] == sum(record.verdict == "fail" for record in report.records)
+    assert (first["name"], first["clause"]) == ("row sum missing", wrong.clause)
+    assert first["explained"] > len(report.broken) / 2
+    assert sentences[0].startswith(f'"row sum missing" [{wrong.clause}]: ')
+    assert sentences[0].endswith(f"{first['explained']} of {len(report.broken)} failures" if forward else "failures")
+    assert any(f'"{forward}"' in sentence for sentence in sentences[1:]) == bool(forward)
 
 
 def of_convention(folder: Path, name: str, library: str, gradients: str, isolated: bool = False) -> Report:

@@ -187,6 +187,7 @@ def crash_of(fault: BaseException, target: Any) -> dict[str, Any]:
 def diagnosed(records: list[Record]) -> tuple[list[Record], dict[str, Any] | None]:
     """The records with a diagnosis for each failure, and what explains all of them; passes speak too."""
     from refattn.conformance.diagnosis import summarise
+    from refattn.conformance.diagnosis.gradients import findings
 
     places = [place for place, record in enumerate(records) if record.answer is not None]
     summary = summarise([records[place].answer for place in places])
@@ -197,6 +198,7 @@ def diagnosed(records: list[Record]) -> tuple[list[Record], dict[str, Any] | Non
         alone = {"sentence": record.message, "hypotheses": [], "where": "", "fitted": {}}
         diagnosis = told.get(place, record.diagnosis or alone) if record.verdict in BROKEN else None
         found.append(replace(record, diagnosis=diagnosis, answer=None))
+    summary = summary.beside(*findings(records))
     return found, summary.as_dict() if summary.failures else None
 
 

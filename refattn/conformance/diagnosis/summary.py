@@ -77,6 +77,13 @@ class Summary:
         """The same, and what explains the rest."""
         return (self.sentence, *(self._told(one) for one in self.findings[1:])) if self.failures else ()
 
+    def beside(self, failures: int, findings: Sequence[Finding]) -> Summary:
+        """The same with failures of another kind, and what explains these; what explains most comes first."""
+        if not findings and not self.failures:
+            return self
+        merged = sorted([*self.findings, *findings], key=lambda one: -one.explained)[:SENTENCES]
+        return replace(self, failures=self.failures + failures, findings=tuple(merged))
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
