@@ -31,14 +31,18 @@ class Pairs(NamedTuple):
 
 
 class Sums:
-    """What comes of pairs, per query head: gradients, or bounds of them before they are stored."""
+    """What comes of pairs, per query head: gradients, or bounds of them before they are stored.
 
-    def __init__(self, lead: Shape, k_len: int, d_k: int, d_v: int) -> None:
+    Those of the logits, an (Lq, Lk) array, are kept for a bias alone.
+    """
+
+    def __init__(self, lead: Shape, k_len: int, d_k: int, d_v: int, *, bias: bool) -> None:
         import numpy as np
 
         *heads, _ = lead
         self.q, self.k, self.v = np.zeros((*lead, d_k)), np.zeros((*heads, k_len, d_k)), np.zeros((*heads, k_len, d_v))
-        self.logits, self.sinks = np.zeros((*lead, k_len)), np.zeros(lead)
+        self.logits: Any = np.zeros((*lead, k_len)) if bias else None
+        self.sinks = np.zeros(lead)
 
 
 class GoldenGradients:
@@ -128,7 +132,8 @@ class GoldenGradients:
             yield Pairs(at, at[:-1], keys, block, gradient, weights, products, slope)
 
     def _new(self) -> Sums:
-        return Sums(self._lead, self._exact.k_len, self._rows.d_k, self._rows.output.shape[-1])
+        widths = self._rows.d_k, self._rows.output.shape[-1]
+        return Sums(self._lead, self._exact.k_len, *widths, bias="bias" in self._shapes)
 
     def _add(self, sums: Sums, pairs: Pairs, scores: Array, weights: Array, logits: Array, size: bool = False) -> None:
         """What pairs add to the gradients, or with `size` to the sum of the sizes of all terms."""
@@ -140,7 +145,8 @@ class GoldenGradients:
         sums.q[pairs.at] += scores @ k
         sums.k[pairs.head][pairs.keys] += scores.T @ q
         sums.v[pairs.head][pairs.keys] += weights.T @ gradient
-        sums.logits[(*pairs.at, pairs.keys)] = logits
+        if sums.logits is not None:
+            sums.logits[(*pairs.at, pairs.keys)] = logits
 
     def _pair_errors(self, pairs: Pairs, model: Rounding, lse: Array) -> tuple[Array, Array, Array]:
         """The largest error of each weight, the largest it can be, and the largest error of gradient . v."""
@@ -216,7 +222,7 @@ class GoldenGradients:
         pairs, marks = self._seen if rows is None else self._seen & rows[..., None], self._new()
         marks.q[...] = np.any(pairs, axis=-1)[..., None]
         marks.k[...] = marks.v[...] = np.any(pairs, axis=-2)[..., None]
-        marks.logits = pairs.astype(np.float64)
+        marks.logits = pairs.astype(np.float64) if name == "bias" else None
         sunk = np.isfinite(self._rows.sink) | self._broken  # a sink of NaN is -inf there, and breaks its rows
         marks.sinks = np.any(pairs, axis=-1) & sunk
         return np.asarray(self._summed(name, marks) > 0)
@@ -226,8 +232,8 @@ class GoldenGradients:
         import numpy as np
 
         found = self._new()
-        for name in ("q", "k", "v", "logits", "sinks"):
-            setattr(found, name, np.abs(getattr(sums, name)))
+        for name, x in vars(sums).items():
+            setattr(found, name, None if x is None else np.abs(x))
         return found
 
     def _summed(self, name: str, sums: Sums) -> Array:
