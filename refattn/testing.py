@@ -92,7 +92,7 @@ def assert_gradients_close(
     as the backward pass got them, with the options of `attention`; bias, if there is one, is an array. gradients are
     those of q, k, v [, bias] [, sinks] in this order, or by name, each of the shape of its argument (D1); what is left
     out, or None, is not judged. All may be arrays of any library. Each element has its own bound, which is derived.
-    Work grows with Lq times Lk, a second for every million pairs of a head and more, and with a bias so does memory.
+    It takes about a second for every million pairs of a query and a key, and with a bias memory for each of them.
 
     dtype   the one that gradients are stored in; by default that of each
     model   how the backward pass may round: a name out of `refattn.bounds.MODELS`, or a `refattn.bounds.Model`

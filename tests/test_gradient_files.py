@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -165,12 +166,12 @@ def test_a_wrong_gradient_is_repeated_by_its_script(tmp_path: Path) -> None:
         for name in ("grad_q", "grad_k"):
             assert np.any(np.abs(stored[name] - stored[f"expected_{name}"]) > stored[f"bound_{name}"])
         assert not np.any(np.abs(stored["grad_v"] - stored["expected_grad_v"]) > stored["bound_grad_v"])
-    command = [sys.executable, str(script)]
-    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    command, env = [sys.executable, str(script)], os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    failed = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert failed.returncode == 1
     assert 'AssertionError: the gradients match "row sum missing" [D1]: gradient of ' in failed.stderr
     script.write_text(script.read_text().replace("no_row_sum", "backward"))
-    repeated = subprocess.run(command, capture_output=True, text=True, check=False)
+    repeated = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert (repeated.returncode, repeated.stderr) == (0, "")
 
 
