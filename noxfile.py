@@ -23,8 +23,11 @@ FEW_CASES = (
 )
 # And in bfloat16, which JAX computes as it does float32, what is about dtypes and rounding. Models in the sweep alone.
 FEW_FOR_JAX = f"({FEW_CASES}) and not generation. and (not bfloat16 or arrays. or numbers. or levels.)"
-# On its tiled path one case of gradients, beside those of tiling: short calls compile step by step there.
-FEW_FOR_JAX_TILED = f"({FEW_FOR_JAX}) and (not gradients. or gradients.poison_behind_a_mask)"
+# On their tiled paths nothing of what lies around a path, and on JAX's one case of gradients, beside those of tiling:
+# short calls compile step by step there.
+OF_TILES = "not (caches. or paged. or rolling. or layer. or generation. or cost. or errors. or vectors.)"
+FEW_FOR_DASK_TILED = f"({FEW_CASES}) and {OF_TILES}"
+FEW_FOR_JAX_TILED = f"({FEW_FOR_JAX}) and {OF_TILES} and (not gradients. or gradients.poison_behind_a_mask)"
 
 # Implementations that no random problem may accuse; the second compile or schedule each of them.
 RIGHT = (
@@ -193,7 +196,7 @@ def jax(session: nox.Session) -> None:
 def dask(session: nox.Session) -> None:
     """Test on Dask (3 minutes)."""
     install(session, "test", extra="dask")
-    both_suites(session, "dask", *RUNNER, *BOTH_CORES, cases=(FEW_CASES, FEW_CASES))
+    both_suites(session, "dask", *RUNNER, *BOTH_CORES, cases=(FEW_CASES, FEW_FOR_DASK_TILED))
 
 
 @nox.session(requires=["wheel"], default=False, reuse_venv=True)
@@ -266,11 +269,12 @@ def vectors(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"], default=False)
 def sweep(session: nox.Session) -> None:
-    """Test on fresh random cases, ten times as many, and judge JAX's two paths in all dtypes (60 minutes)."""
+    """Test on fresh random cases, ten times as many, and judge JAX and Dask in all cases and dtypes (60 minutes)."""
     install(session, "test", extra="jax")
+    pinned(session, "dask[array,distributed]")
     for library in ("numpy", "strict"):
         pytest(session, "tests", "--library", library, "--hypothesis-profile", "sweep")
-    for target in ("refattn-jax", "refattn-jax-tiled"):
+    for target in ("refattn-jax", "refattn-jax-tiled", "refattn-dask", "refattn-dask-tiled"):
         pytest(session, "--pyargs", "refattn.conformance", "--refattn-target", target)
 
 
