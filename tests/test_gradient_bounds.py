@@ -64,7 +64,7 @@ def test_random_gradients_keep_their_bound(library: Library, dtype: str, seeds: 
 def test_derivatives_taken_by_the_library_keep_the_bound(library: Library, dtype: str, seeds: range) -> None:
     """What autograd and jax.vjp take of the core, in the same combinations of options."""
     if library.name == "jax" and dtype != "float32":
-        pytest.skip("each call is compiled for seconds")
+        pytest.skip("JAX compiles each call for seconds, in every dtype anew")
     target = FunctionTarget("attention", library.name, refattn.attention)
     target.differentiate()
     passed = 0

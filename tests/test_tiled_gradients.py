@@ -64,7 +64,7 @@ def test_any_tile_size_gives_the_dense_gradients(tile: Any, library: Library, da
 def test_narrow_dtypes(library: Library, dtype: str) -> None:
     """Gradients are rounded to the dtypes of their arguments at the end alone, as the dense ones are."""
     if dtype not in library.dtypes:
-        pytest.skip(f"{library.name} has no {dtype}")
+        pytest.skip(f"arrays of {library.name} have no {dtype} here")
     rng = np.random.default_rng(0)
     call = Call.of([rng.standard_normal((2, 2, 9, 4)) for _ in range(3)], {"causal": True})
     agree(library, call, output_gradient(call, 1), dtype, {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype])

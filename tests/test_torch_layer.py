@@ -292,17 +292,17 @@ def test_it_learns_to_look_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "word"),
+    ("options", "words"),
     [
-        ({"add_bias_kv": True}, "add_bias_kv"),
-        ({"add_zero_attn": True}, "add_zero_attn"),
-        ({"kdim": 3, "vdim": 5}, "kdim"),
-        ({"dropout": 0.5}, "dropout"),
+        ({"add_bias_kv": True}, "add_bias_kv: expected False; got True"),
+        ({"add_zero_attn": True}, "add_zero_attn: expected False; got True"),
+        ({"kdim": 3, "vdim": 5}, "kdim: expected 5; got 3"),
+        ({"dropout": 0.5}, "dropout, while it trains: expected 0.0; got 0.5"),
     ],
 )
-def test_what_this_layer_lacks_is_refused(options: dict[str, Any], word: str) -> None:
+def test_what_this_layer_lacks_is_refused(options: dict[str, Any], words: str) -> None:
     """A MultiheadAttention with more than this layer has is an error that says with what."""
-    with pytest.raises(errors.LayerError, match=word):
+    with pytest.raises(errors.LayerError, match=words):
         MultiHeadAttention.from_torch(torch.nn.MultiheadAttention(12, 3, **options))
 
 

@@ -148,15 +148,15 @@ class MultiHeadAttention(nn.Module):  # type: ignore[misc]  # untyped where torc
         """
         if not isinstance(module, nn.MultiheadAttention):
             raise LayerError("module", "a torch.nn.MultiheadAttention", describe(module))
-        lacking = {
-            "add_bias_kv=False": module.bias_k is None,
-            "add_zero_attn=False": not module.add_zero_attn,
-            "kdim equal to vdim": module.kdim == module.vdim,
-            "dropout=0 or eval()": not (module.dropout and module.training),
+        settings = {
+            "add_bias_kv": (module.bias_k is not None, False),
+            "add_zero_attn": (module.add_zero_attn, False),
+            "kdim": (module.kdim, module.vdim),
+            "dropout, while it trains": (module.dropout if module.training else 0.0, 0.0),
         }
-        for expected, holds in lacking.items():
-            if not holds:
-                raise LayerError("module", f"a MultiheadAttention with {expected}", str(module))
+        for name, (value, wanted) in settings.items():
+            if value != wanted:
+                raise LayerError(f"module.{name}", str(wanted), value)
         if module.in_proj_weight is not None:
             matrices = module.in_proj_weight.chunk(3)
         else:
