@@ -50,8 +50,11 @@ def likeness(problem: Problem, result: Result) -> str:
 
 
 def findings(records: Iterable[Record]) -> tuple[int, tuple[Finding, ...]]:
-    """How many records fail for their gradients, and the faults that these were explained by, the commonest first."""
-    wrong = [one.diagnosis for one in records if one.verdict == "fail" and one.answer is None and one.diagnosis]
+    """How many records fail for their gradients, and the faults that these were explained by, the commonest first.
+
+    So far no failure of an output has a diagnosis.
+    """
+    wrong = [one.diagnosis for one in records if one.verdict == "fail" and one.diagnosis]
     matches = Counter(match["name"] for one in wrong for match in one["hypotheses"])
     return len(wrong), tuple(
         Finding(hypothesis=of_fault(named(name)), explained=count, against=0, words=WORDS)
