@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import convention_kernels
+import gradient_kernels
 import refattn
 from libraries import Library
 from refattn import cli, registry
+from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases
+from refattn.conformance.cases.gradients import with_gradient
 from refattn.conformance.faults import named
-from refattn.conformance.faults.catch import target_of
 from refattn.conformance.isolation.target import IsolatedTarget
+from refattn.conformance.plain import Draw
 from refattn.conformance.records import Report
 from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets import TargetError, find_target
@@ -144,16 +148,50 @@ def test_the_command_judges_gradients(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--gradients gradient_kernels:no_slope" in capsys.readouterr().out
 
 
+def backward_of(wrong: dict[str, Any]) -> Callable[..., dict[str, Any]]:
+    """A backward function whose gradients of some arguments are a fault's, or a number times the right ones."""
+
+    def backward(*arguments: Any, **options: Any) -> dict[str, Any]:
+        found = gradient_kernels.backward(*arguments, **options)
+        for name, how in wrong.items():
+            if isinstance(how, float):
+                found[name] = (how * found[name]).astype(found[name].dtype)
+            else:
+                found[name] = named(how).gradients()(*arguments, **options)[name]
+        return found
+
+    return backward
+
+
+HEAD, UNSCALED = "first head of a group alone", "scale missing from dk"
+TOLD = [
+    ({"k": "row sum missing", "q": "row sum missing"}, 'the gradients match "row sum missing" [D1]'),
+    ({"q": "scale missing from dq"}, 'the gradients match "scale missing from dq" [D1]'),
+    ({"k": HEAD}, f'the gradient of k matches "{HEAD}" [D2]'),
+    ({"v": HEAD}, f'the gradient of v matches "{HEAD}" [D2]'),
+    ({"v": HEAD, "k": UNSCALED}, f'of k matches "{UNSCALED}" [D1], the gradient of v matches "{HEAD}" [D2]'),
+    ({"q": "gradients miss the own key, by the log-sum-exp"}, 'q matches "gradients miss the own key, by the log'),
+    ({"q": "dq of the last 16 keys alone"}, 'the gradients match "dq of the last 16 keys alone" [D1]'),
+    ({"q": -2.0, "v": HEAD}, f'of v matches "{HEAD}" [D2], the gradient of q is -2 times the right one'),
+    ({"v": 3.0}, "the gradient of v is 3 times the right one"),
+]
+
+
 @pytest.mark.library("numpy")
-@pytest.mark.parametrize("name", ["row sum missing", "scale missing from dq", "no slope of the cap"])
-def test_wrong_gradients_are_named(name: str) -> None:
-    """What the report says of most failures is the fault of the catalogue that gives these gradients."""
-    cases = [(case, "bfloat16") for case in CASES if case.name in ("gradients.plain", "gradients.softcap")]
-    target = target_of(named(name), "numpy")
-    failed = [record for record in run_suite(target, cases, 20).records if record.verdict == "fail"]
-    assert failed
-    assert all(f'the gradients match "{name}" [D' in record.message for record in failed)
-    assert all(record.diagnosis and record.diagnosis["sentence"] == record.message for record in failed)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("wrong", "words"), TOLD)
+def test_wrong_gradients_are_named(wrong: dict[str, Any], words: str, dtype: str) -> None:
+    """The report says which fault of the catalogue, or which factor, gives each gradient that is wrong."""
+    grouped = Case(name="grouped", clauses=("D1",), says="", dtypes=(dtype,), build=grouped_and_causal)
+    target = FunctionTarget("wrong", "numpy", gradient_kernels.attend, backward_of(wrong))
+    (record,) = run_suite(target, [(grouped, dtype)], 20).records
+    assert record.verdict == "fail" and words in record.message
+    assert record.diagnosis and record.diagnosis["sentence"] == record.message
+
+
+def grouped_and_causal(draw: Draw) -> Problem:
+    """Two groups of two heads, 20 tokens."""
+    return with_gradient(draw, draw.qkv(20, heads=4, kv_heads=2), causal=True)
 
 
 @pytest.mark.library("numpy")

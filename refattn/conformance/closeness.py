@@ -129,9 +129,9 @@ def _diagnosis(call: Call, exact: Golden, result: Result, claim: Claim, place: P
         empty = np.isneginf(exact.lse[place.at[:-1]]) if place.what == "output" else False
         return f"the output is NaN in {count}, {'in rows that see no key, ' * bool(empty)}and should not be: "
     if place.what == "output":
-        for other in _other_models(claim):
+        for other in other_models(claim):
             if worst_of(exact, Result(output=result.output, dtype=claim.dtype), *other).ratio <= 1:
-                return f"the output is within the bound of model={other.model!r}, not of {_named(claim.model)}: "
+                return f"the output is within the bound of model={other.model!r}, not of {named_model(claim.model)}: "
     if np.size(result.output) * exact.k_len <= LARGEST and len(picked) == call.q.shape[-2]:
         judged = Judgement(verdict="fail", error_over_bound=place.ratio, place=place)
         found = diagnose(problem_of_call(call, claim), result, judged, limit_s=LIMIT_S)
@@ -178,7 +178,7 @@ def problem_of_call(call: Call, claim: Claim) -> Problem:
     )
 
 
-def _other_models(claim: Claim) -> Iterator[Claim]:
+def other_models(claim: Claim) -> Iterator[Claim]:
     """The models that kernels mean most often when they meet another than the one claimed."""
     names = [name for name in USUAL if MODELS[name] != claim.model and name != claim.model]
     yield from (claim._replace(model=name) for name in names)
@@ -189,7 +189,7 @@ def _details(exact: Golden, result: Result, claim: Claim, place: Place, numbers:
     if place.what == "output":
         wrong = ratios_of(result.output, exact.output, claim.bound(exact)) > 1
         count = f"{np.count_nonzero(wrong)} of {wrong.size} elements"
-        yield f"{count} are beyond the bound of model {_named(claim.model)} in {claim.dtype}"
+        yield f"{count} are beyond the bound of model {named_model(claim.model)} in {claim.dtype}"
         yield from _where("query rows", wrong, wrong.ndim - 2, numbers)
         if wrong.ndim > 2:
             yield from _where("heads", wrong, wrong.ndim - 3, np.arange(wrong.shape[-3]))
@@ -198,7 +198,8 @@ def _details(exact: Golden, result: Result, claim: Claim, place: Place, numbers:
             yield hint.removeprefix("; ")
 
 
-def _named(model: str | Model) -> str:
+def named_model(model: str | Model) -> str:
+    """A model in words."""
     return repr(model) if isinstance(model, str) else described(model)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from refattn.arrays import Array, describe, is_array
 from refattn.conformance.case import Problem
-from refattn.conformance.closeness import Claim, claimed, problem_of_call
+from refattn.conformance.closeness import Claim, claimed, named_model, other_models, problem_of_call
 from refattn.conformance.diagnosis.gradient_where import where
 from refattn.conformance.diagnosis.gradients import likeness
 from refattn.conformance.diagnosis.rows import Call
@@ -62,8 +62,17 @@ def _wrong(problem: Problem, gradients: dict[str, Array], model: str | Model) ->
         return []
     if math.isnan(place.ratio):
         return [f"nothing follows: rounding alone may move a logit by 1 or more at {place.what}{list(place.at)}"]
-    alike = likeness(problem, result).removeprefix("; ")
+    alike = _within_another(problem, result, model) or likeness(problem, result)
     return [f"{alike}: {place}" if alike else str(place), *where(problem, result, model).split("; ")]
+
+
+def _within_another(problem: Problem, result: Result, model: str | Model) -> str:
+    """The model of rounding that the gradients meet, where it is not the claimed one; ""."""
+    exact = golden_gradients_of(problem)
+    for other in other_models(Claim(problem.dtype, model, problem.coherent)):
+        if worst_gradient(problem, result, exact, other.model).ratio <= 1:
+            return f"the gradients are within the bound of model={other.model!r}, not of {named_model(model)}"
+    return ""
 
 
 def _named(gradients: Any, given: dict[str, Any]) -> dict[str, Array]:

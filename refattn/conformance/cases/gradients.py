@@ -76,6 +76,12 @@ def odd_length(draw: Draw) -> Problem:
     return with_gradient(draw, draw.qkv(49, 49, batch=(1,)), causal=True)
 
 
+@CASES.problem("D1", "T1")
+def many_tiles(draw: Draw) -> Problem:
+    """More queries and keys than the tiles of 128 that kernels take at a time, each of which adds its share."""
+    return with_gradient(draw, draw.qkv(260, 300, batch=(1,), heads=1, d_k=4, spread=0.5), causal=True, q_start=40)
+
+
 @CASES.problem("D1", "A3", "N6")
 def heavy_tails_in_a_batch(draw: Draw) -> Problem:
     """Two batch entries, the keys of the second four times as large: each has the gradients that it has alone."""

@@ -29,16 +29,11 @@ def where(problem: Problem, result: Result, model: str | Model | None = None) ->
     """
     if problem.grad_output is None:
         return ""
-    model = model or ("unfused" if problem.dtype in LOW else "fused")
     exact = golden_gradients_of(problem)
-    bounds = exact.bounds(problem.dtype, model, problem.coherent)
     wrong, right = [], []
-    for name, x in result.gradients.items():
-        if np.shape(x) != exact.values[name].shape:
-            continue
-        beyond = ratios_of(x, exact.values[name], bounds[name]) > 1
+    for name, beyond in comparable(problem, result, model).items():
         if beyond.any():
-            lost = np.isnan(x) & ~np.isnan(exact.values[name])
+            lost = np.isnan(result.gradients[name]) & ~np.isnan(exact.values[name])
             wrong.append(f"gradient of {name}: {_places(name, beyond, int(np.count_nonzero(lost)))}")
         else:
             right.append(name)
@@ -47,6 +42,17 @@ def where(problem: Problem, result: Result, model: str | Model | None = None) ->
     listed = " and ".join([", ".join(right[:-1]), right[-1]] if len(right) > 1 else right)
     some = f"the gradient{'s' * (len(right) > 1)} of {listed} {'are' if len(right) > 1 else 'is'} right"
     return "; ".join([*wrong, *([some] if right else [])])
+
+
+def comparable(problem: Problem, result: Result, model: str | Model | None = None) -> dict[str, Array]:
+    """The gradients that have the right shape, and which of their elements are wrong."""
+    exact = golden_gradients_of(problem)
+    bounds = exact.bounds(problem.dtype, model or ("unfused" if problem.dtype in LOW else "fused"), problem.coherent)
+    return {
+        name: ratios_of(x, exact.values[name], bounds[name]) > 1
+        for name, x in result.gradients.items()
+        if np.shape(x) == exact.values[name].shape
+    }
 
 
 def _places(name: str, wrong: Array, lost: int) -> str:

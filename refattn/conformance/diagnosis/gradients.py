@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from refattn.arrays import Array
 from refattn.bounds import ROUNDOFF
 from refattn.conformance.case import Problem
 from refattn.conformance.diagnosis.evidence import FITS, worst
-from refattn.conformance.diagnosis.gradient_where import where
+from refattn.conformance.diagnosis.gradient_where import comparable, where
 from refattn.conformance.diagnosis.hypotheses import of_fault
 from refattn.conformance.diagnosis.single import Diagnosis, Match
 from refattn.conformance.diagnosis.summary import Finding
@@ -25,28 +25,36 @@ from refattn.conformance.targets.base import TargetError
 from refattn.conformance.targets.function import FunctionTarget
 
 # Pairs of query and key beyond which faults take too long for a report.
-LARGEST = 20_000
+LARGEST = 100_000
 # What such a fault means for the one who wrote the backward pass.
 WORDS = "the gradients are those of a backward pass with this fault"
+
+
+class Likeness(NamedTuple):
+    """A fault, and the wrong gradients that it explains; none are named where it explains all that came."""
+
+    match: Match
+    names: tuple[str, ...] = ()
 
 
 def told(problem: Problem, result: Result, judged: Judgement) -> tuple[Judgement, dict[str, Any] | None]:
     """A judgement, with the fault that it looks like, and its diagnosis for a record; None if it is of no gradient."""
     if judged.verdict != "fail" or problem.grad_output is None or not is_of_gradient(judged):
         return judged, None
-    match = _match(problem, result)
-    judged = replace(judged, message=judged.message + _in_words(match))
-    found = Diagnosis(
+    found = likenesses(problem, result)
+    words = _in_words(found, problem, result)
+    judged = replace(judged, message="; ".join([judged.message, *([words] if words else [])]))
+    diagnosis = Diagnosis(
         sentence=judged.message,
-        hypotheses=() if match is None else (match,),
+        hypotheses=tuple(one.match for one in found),
         where=where(problem, result) if judged.place is not None else "",
     )
-    return judged, found.as_dict()
+    return judged, diagnosis.as_dict()
 
 
 def likeness(problem: Problem, result: Result) -> str:
-    """The fault whose gradients these are, in words that continue a sentence; "" if there is none."""
-    return _in_words(_match(problem, result))
+    """What wrong gradients are instead of the right ones; "" if nothing fits."""
+    return _in_words(likenesses(problem, result), problem, result)
 
 
 def findings(records: Iterable[Record]) -> tuple[int, tuple[Finding, ...]]:
@@ -62,29 +70,71 @@ def findings(records: Iterable[Record]) -> tuple[int, tuple[Finding, ...]]:
     )
 
 
-def _in_words(match: Match | None) -> str:
-    return "" if match is None else f'; the gradients match "{match.name}" [{match.clause}]'
+def _in_words(found: list[Likeness], problem: Problem, result: Result) -> str:
+    """The faults and what they explain, then what is a multiple, as a clause of a sentence; ""."""
+    if found and not found[0].names:
+        return f"the gradients match {_cited(found[0].match)}"
+    parts = [f"the gradient of {' and '.join(names)} matches {_cited(match)}" for match, names in found]
+    explained = {name for one in found for name in one.names}
+    return ", ".join([*parts, *_multiples(problem, result, explained)])
 
 
-def _match(problem: Problem, result: Result) -> Match | None:
-    """The fault that fits: all gradients are near what it gives, and what it changes is far from right."""
-    if problem.grad_output is None or problem.q.shape[-2] * problem.k.shape[-2] > LARGEST or not result.gradients:
-        return None
+def _cited(match: Match) -> str:
+    return f'"{match.name}" [{match.clause}]'
+
+
+def likenesses(problem: Problem, result: Result) -> list[Likeness]:
+    """The fault whose gradients all that came are; or that of the wrong ones; or one for each wrong gradient."""
+    if problem.q.shape[-2] * problem.k.shape[-2] > LARGEST:
+        return []
+    came = comparable(problem, result)
+    wrong = [name for name, beyond in came.items() if beyond.any()]
+    if len(came) < len(result.gradients) or not wrong:
+        return []
+    some: Likeness | None = None
+    single: dict[str, Likeness] = {}
+    for fault in FAULTS:
+        near = _near(fault, problem, result, wrong) if fault.backward and problem.dtype in fault.dtypes else {}
+        for name in set(wrong) & near.keys():
+            single.setdefault(name, Likeness(_match(fault, near[name]), (name,)))
+        if set(wrong) <= near.keys():
+            match = _match(fault, max(near[name] for name in wrong))
+            if near.keys() == came.keys():
+                return [Likeness(match)]
+            some = some or Likeness(match, tuple(wrong))
+    return [some] if some else [single[name] for name in wrong if name in single]
+
+
+def _match(fault: Fault, ratio: float) -> Match:
+    return Match(fault.name, fault.clause, ratio, WORDS)
+
+
+def _near(fault: Fault, problem: Problem, result: Result, wrong: list[str]) -> dict[str, float]:
+    """The gradients that are near what a fault makes of them, in units of the bound; wrong ones if it moves them."""
     exact = golden_gradients_of(problem)
     bounds = exact.bounds(problem.dtype, "fused", problem.coherent)
-    for fault in FAULTS:
-        found = _gradients(fault, problem) if fault.backward and problem.dtype in fault.dtypes else {}
-        if not result.gradients.keys() <= found.keys():
+    near = {}
+    for name, predicted in _gradients(fault, problem).items():
+        x = result.gradients.get(name)
+        if x is None or np.shape(x) != np.shape(predicted):
             continue
-        if any(np.shape(x) != np.shape(found[name]) for name, x in result.gradients.items()):
+        apart = worst(x, predicted, _room(bounds[name], predicted, problem))
+        if apart <= FITS and (name not in wrong or worst(predicted, exact.values[name], bounds[name]) > FITS):
+            near[name] = apart
+    return near
+
+
+def _multiples(problem: Problem, result: Result, explained: set[str]) -> Iterator[str]:
+    """The wrong gradients, but for those that are explained, that are a number times the right ones."""
+    exact = golden_gradients_of(problem)
+    bounds = exact.bounds(problem.dtype, "fused", problem.coherent)
+    for name, beyond in comparable(problem, result).items():
+        x, right = result.gradients[name], exact.values[name]
+        if name in explained or not beyond.any() or np.count_nonzero(right) < 2 or not np.isfinite(x).all():
             continue
-        moved = max(worst(found[name], exact.values[name], bounds[name]) for name in result.gradients)
-        apart = max(
-            worst(x, found[name], _room(bounds[name], found[name], problem)) for name, x in result.gradients.items()
-        )
-        if moved > FITS and apart <= FITS:
-            return Match(fault.name, fault.clause, apart, WORDS)
-    return None
+        factor = float(np.sum(x * right) / np.sum(right * right))
+        if factor and worst(x, factor * right, _room(abs(factor) * bounds[name], x, problem)) <= FITS:
+            yield f"the gradient of {name} is {factor:.4g} times the right one"
 
 
 def _room(bound: Array, predicted: Array, problem: Problem) -> Array:

@@ -10,6 +10,7 @@ from typing import Any
 from refattn.conformance.faults import (
     caches,
     controls,
+    flash_backward,
     gradients,
     groups,
     masks,
@@ -27,7 +28,7 @@ from refattn.conformance.faults.fault import ALL, FULL, LOW, Fault
 # In the order of the chapters, functions before what is planted into refattn.
 MODULES = (
     *(scores, visibility, softmax, numbers, tiles, masks, positions),
-    *(groups, paths, caches, whole_models, gradients),
+    *(groups, paths, caches, whole_models, gradients, flash_backward),
 )
 FAULTS: tuple[Fault, ...] = tuple(fault for module in MODULES for fault in module.FAULTS)
 # Right implementations, some of which look wrong.

@@ -94,6 +94,15 @@ def _next_too(self: Any) -> Array:
     return self.key_positions() <= self.query_positions() + 1
 
 
+def _own_missing(self: Any) -> Array:
+    return self.key_positions() < self.query_positions()
+
+
+def _swapped(self: Any) -> dict[str, Array]:
+    found = Backward.wide_gradients(self)
+    return {**found, "k": found["v"], "v": found["k"]}
+
+
 def _no_slope(self: Any) -> Any:
     return 1.0
 
@@ -156,6 +165,8 @@ FAULTS = (
     _fault("row sum is a mean", "D1", steps={"row_sum": _row_mean}),
     _fault("gradients without causal", "D1", steps={"visible": _without_causal}),
     _fault("gradients see the next", "D1", steps={"causal_pairs": _next_too}),
+    _fault("gradients miss the own key", "D1", steps={"causal_pairs": _own_missing}),
+    _fault("dk and dv swapped", "D1", steps={"wide_gradients": _swapped}),
     _fault("gradients of another dtype", "D1", dtypes=LOW, steps={"stored_as": _as_computed}),
     _fault("first head of a group alone", "D2", steps={"combined": lambda self, parts: parts[..., 0, :, :]}),
     _fault("mean over a group", "D2", steps={"combined": lambda self, parts: self.xp.mean(parts, axis=-3)}),
