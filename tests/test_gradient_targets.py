@@ -152,7 +152,7 @@ def backward_of(wrong: dict[str, Any]) -> Callable[..., dict[str, Any]]:
     """A backward function whose gradients of some arguments are a fault's, or a number times the right ones."""
 
     def backward(*arguments: Any, **options: Any) -> dict[str, Any]:
-        found = gradient_kernels.backward(*arguments, **options)
+        found: dict[str, Any] = gradient_kernels.backward(*arguments, **options)
         for name, how in wrong.items():
             if isinstance(how, float):
                 found[name] = (how * found[name]).astype(found[name].dtype)

@@ -22,6 +22,7 @@ SETTINGS = {
     "target": ("NAME", "implementation to judge: torch, refattn-LIBRARY, module:function or path.py:function (numpy)"),
     "library": ("NAME", "array library that a module:function is called with (numpy, or what the convention says)"),
     "convention": ("NAME", "calling convention that a module:function speaks, or a file that says it (refattn's)"),
+    "gradients": ("NAME", "judge gradients too: those of this module:function, or 'autodiff', what torch or jax takes"),
     "dtypes": ("float32,...", "only these dtypes (all that the target has)"),
     "clauses": ("S1,M", "only cases of these clauses or chapters (all)"),
     "seed": ("N", "seed of the cases' data"),
@@ -56,6 +57,7 @@ def refattn_check() -> Callable[..., None]:
     """`refattn_check(function, library="numpy", clauses="S,M", dtypes="float32")` fails unless the function conforms.
 
     The function is called as f(q, k, v, **options), as by `refattn check`; what it cannot express is not judged.
+    With gradients=backward, backward(q, k, v, grad_output, **options) is judged too.
     """
     return _check
 
@@ -64,6 +66,7 @@ def _check(
     function: Callable[..., Any],
     *,
     library: str = "numpy",
+    gradients: Callable[..., Any] | None = None,
     clauses: str = "",
     dtypes: str = "",
     seed: int | None = None,
@@ -75,7 +78,7 @@ def _check(
     from refattn.conformance.targets.function import FunctionTarget
 
     name = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
-    target = FunctionTarget(name, library, function)
+    target = FunctionTarget(name, library, function, gradients)
     report = run_suite(target, pairs_of(clauses, dtypes), DEFAULT_SEED if seed is None else seed)
     if report.broken:
         pytest.fail(f"{verdict_line(report)}\n{explain(most_telling(report))}", pytrace=False)

@@ -49,13 +49,16 @@ def _target(config: pytest.Config) -> Any:
 
     from refattn.conformance.targets import TargetError, find_target
 
-    asked = tuple(setting(config, name) for name in ("target", "library", "convention"))
+    asked = tuple(setting(config, name) for name in ("target", "library", "convention", "gradients"))
     if asked not in _TARGETS:
         # What a project's file names is found from where that file lies.
         from_file = config.getoption("--refattn-target") is None
         try:
             with contextlib.chdir(config.rootpath) if from_file else contextlib.nullcontext():
-                _TARGETS[asked] = find_target(asked[0], asked[1] or None, asked[2] or None)
+                target, *others = asked
+                library, convention, gradients = (name or None for name in others)
+                taken = "" if gradients == "autodiff" else gradients
+                _TARGETS[asked] = find_target(target, library, convention, taken)
         except TargetError as fault:
             pytest.exit(str(fault), returncode=pytest.ExitCode.USAGE_ERROR)
     return _TARGETS[asked]
