@@ -251,7 +251,7 @@ def _check_mask(mask: Any, is_causal: Any, scores_shape: Shape, library: Library
     if not isinstance(mask, Mask) and hasattr(mask, "dtype"):
         same_library(library, mask, "mask")
         same_device(library, device, mask, "mask")
-    checked = as_mask(mask, "mask")
+    checked = as_mask(mask)
     for part in checked.parts():
         for argument, array in part.arrays().items():
             same_place(library, device, array, argument)

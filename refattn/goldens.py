@@ -88,7 +88,6 @@ def golden_visible(
     v: Array,
     visible: Array,
     *,
-    rows: Sequence[int] | None = None,
     weights: bool = False,
     bias: Array | None = None,
     scale: float | None = None,
@@ -111,7 +110,6 @@ def golden_visible(
         scale=scale,
         softcap=softcap,
         sinks=None if sinks is None else host(sinks),
-        rows=rows,
         weights=weights,
         errors=errors,
     )

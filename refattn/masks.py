@@ -170,14 +170,14 @@ def blocks(array: Any, size: int | tuple[int, int]) -> Mask:
     return Dense(array, checked, "blocks(array)")
 
 
-def as_mask(mask: Any, argument: str) -> Mask:
-    """A Mask as it is, a boolean array as dense. Raises MaskKindError (M1) for anything else."""
+def as_mask(mask: Any) -> Mask:
+    """The argument `mask`: a Mask as it is, a boolean array as dense. Raises MaskKindError (M1) for anything else."""
     if isinstance(mask, Mask):
         return mask
     if not hasattr(mask, "dtype") or not is_bool(mask.dtype):
         advice = "; a floating array of summands is passed as bias=" if hasattr(mask, "dtype") else ""
-        raise MaskKindError(argument, f"a Mask or a boolean array, True = visible{advice}", describe(mask))
-    return Dense(mask, argument=argument)
+        raise MaskKindError("mask", f"a Mask or a boolean array, True = visible{advice}", describe(mask))
+    return Dense(mask, argument="mask")
 
 
 def _check_count(n: Any, argument: str, least: int, expected: str | None = None) -> int:

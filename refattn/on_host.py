@@ -78,6 +78,6 @@ def plain_options(mask: Any, bias: Any, q_len: int, k_len: int, q_start: Any, k_
     import numpy as np
 
     rows, keys, starts = np.arange(q_len), slice(0, k_len), (q_start, k_start)
-    shown = None if mask is None else mask_at(as_mask(mask, "mask"), rows, keys, starts)
+    shown = None if mask is None else mask_at(as_mask(mask), rows, keys, starts)
     terms = () if bias is None else as_bias(bias).terms()
     return shown, bias_at([bias_on_host(term) for term in terms], rows, keys, starts) if terms else None

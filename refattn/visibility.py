@@ -225,7 +225,7 @@ class Not(Mask):
 def _other(mask: Any) -> Mask:
     from .masks import as_mask  # which knows the kinds, and so is built on this module
 
-    return as_mask(mask, "mask")
+    return as_mask(mask)
 
 
 def _indices(x: Any, library: Library, device: Any, argument: str) -> Array:

@@ -156,8 +156,6 @@ class Case:
     dtypes: tuple[str, ...]
     build: Callable[[Draw], Problem] | None = None
     check: Callable[[Api], None] | None = None
-    # What a check is about: masks, errors, layer, cache, ...; problems know their needs themselves.
-    area: str = ""
 
     def draw(self, dtype: str, seed: int) -> Draw:
         """The case's own source of data: the same numbers for every dtype, rounded to it."""
@@ -189,12 +187,12 @@ class Chapter:
         return add
 
     def check(
-        self, *clauses: str, area: str, dtypes: tuple[str, ...] = ("float32",)
+        self, *clauses: str, dtypes: tuple[str, ...] = ("float32",)
     ) -> Callable[[Callable[[Api], None]], Callable[[Api], None]]:
         """Adds a function that raises AssertionError with an explanation; its docstring says what must hold."""
 
         def add(check: Callable[[Api], None]) -> Callable[[Api], None]:
-            self._add(check, clauses, dtypes, check=check, area=area)
+            self._add(check, clauses, dtypes, check=check)
             return check
 
         return add

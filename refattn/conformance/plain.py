@@ -110,14 +110,6 @@ def causal_pairs(q_len: int, k_len: int, q_start: Any = 0, k_start: Any = 0) -> 
     return key <= query
 
 
-def attend_plainly(q: Array, k: Array, v: Array, visible: Array, scale: float | None = None) -> Array:
-    """Softmax attention in float64 for small teaching cases with finite data, every row having a visible key."""
-    scores = np.matmul(q, np.swapaxes(k, -1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = np.where(visible, scores, -np.inf)
-    weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
-    return np.matmul(weights / np.sum(weights, axis=-1, keepdims=True), v)
-
-
 def _or(size: int | None, other: int) -> int:
     return other if size is None else size
 

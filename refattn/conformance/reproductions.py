@@ -36,7 +36,6 @@ class Reproduction(NamedTuple):
     says: str
     clauses: tuple[str, ...]
     names: tuple[str, ...]
-    source: str
 
     def shows(self, name: str, clause: str) -> bool:
         """Whether it stands behind an implementation's failures of a clause."""
@@ -47,8 +46,7 @@ def read_all(folder: Path) -> list[Reproduction]:
     """All of a folder, in order; nothing is run. Raises ValueError for a function that does not say what it shows."""
     found: list[Reproduction] = []
     for path in sorted(folder.glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        for node in ast.parse(text).body:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
                 continue
             words = " ".join((ast.get_docstring(node) or "").split())
@@ -56,8 +54,7 @@ def read_all(folder: Path) -> list[Reproduction]:
             if about is None:
                 raise ValueError(f"{path.name}: {node.name} does not say its clauses and implementations")
             clauses, names = (tuple(part.strip() for part in about[key].split(",")) for key in ("clauses", "names"))
-            source = ast.get_source_segment(text, node) or ""
-            found.append(Reproduction(path, node.name, words[: about.start()].strip(), clauses, names, source))
+            found.append(Reproduction(path, node.name, words[: about.start()].strip(), clauses, names))
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -84,7 +83,7 @@ def judged(name: str) -> dict[str, Any]:
             str(report),
             *["--quick"] * (name in QUICK),
         ]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if not report.exists():
             raise RuntimeError(f"refattn check {name} left no report (exit code {ran.returncode}): {ran.stderr[-500:]}")
         return figures_of(json.loads(report.read_text(encoding="utf-8")))

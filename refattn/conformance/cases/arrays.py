@@ -74,7 +74,7 @@ def result_dtype(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6, spread=1.25))
 
 
-@CASES.check("A4", area="dtypes")
+@CASES.check("A4")
 def float8_is_storage(api: Api) -> None:
     """float8 is accepted as storage: the result is that of the same numbers in float32, in float32."""
     values = [np.clip(np.round(4 * api.draw.normal(1, 2, 4, 8)), -8, 8) / 4 for _ in range(3)]
@@ -85,7 +85,7 @@ def float8_is_storage(api: Api) -> None:
     expect_equal("output", api.host(output), api.host(wide))
 
 
-@CASES.check("A4", area="dtypes")
+@CASES.check("A4")
 def dtypes_that_are_refused(api: Api) -> None:
     """Integers, booleans and a mixture of dtypes are errors."""
     x = api.array(np.ones((1, 4, 8)), "float32")
@@ -98,7 +98,7 @@ def dtypes_that_are_refused(api: Api) -> None:
         expect_error(DTypeError, "k", attention, x, wide, wide)
 
 
-@CASES.check("A5", area="dtypes", dtypes=COMPUTED)
+@CASES.check("A5", dtypes=COMPUTED)
 def bias_and_sink_dtypes(api: Api) -> None:
     """bias and sinks of any real dtype are used at their own precision and leave the result's dtype alone."""
     data = api.draw.qkv(4, 6)
@@ -115,7 +115,7 @@ def bias_and_sink_dtypes(api: Api) -> None:
         expect(got == wide, f"q in {api.dtype} with a bias in {dtype} computes in {got}, expected {wide}")
 
 
-@CASES.check("A5", area="dtypes", dtypes=COMPUTED)
+@CASES.check("A5", dtypes=COMPUTED)
 def values_of_a_bias_in_another_dtype(api: Api) -> None:
     """A bias and sinks of every dtype count with their own values: neither rounded to the dtype of q, nor beyond it."""
     data = api.draw.qkv(4, 6)
@@ -164,7 +164,7 @@ def no_batch(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6, batch=(0,)))
 
 
-@CASES.check("A6", "G1", area="heads")
+@CASES.check("A6", "G1")
 def no_heads(api: Api) -> None:
     """H = 0 is legal only with Hkv = 0."""
     none, one = api.array(np.ones((0, 3, 4))), api.array(np.ones((1, 3, 4)))
@@ -189,7 +189,7 @@ for _name in LAYOUTS[1:]:
     _layout(_name)
 
 
-@CASES.check("A7", area="libraries", dtypes=COMPUTED)
+@CASES.check("A7", dtypes=COMPUTED)
 def results_stay_in_the_library(api: Api) -> None:
     """Output and every stage are arrays of the library that came in, on its device."""
     data = api.draw.qkv(4, 6)
@@ -202,7 +202,7 @@ def results_stay_in_the_library(api: Api) -> None:
             expect(x.device == q.device, f"{name} is on {x.device}, q on {q.device}")
 
 
-@CASES.check("A7", area="libraries")
+@CASES.check("A7")
 def libraries_do_not_mix(api: Api) -> None:
     """Arrays of two libraries in one call are an error, and so is what is no array."""
     x = api.array(np.ones((1, 3, 4)), "float32")

@@ -107,7 +107,7 @@ def biases_add(draw: Draw) -> Problem:
     return Problem(**draw.qkv(6, 6, heads=4), bias=bias, bias_of=bias_of)
 
 
-@CASES.check("B4", "E1", area="errors")
+@CASES.check("B4", "E1")
 def biases_that_are_refused(api: Api) -> None:
     """A bias is a floating array or a Bias with the right number of heads, and nothing else."""
     x = api.array(np.ones((2, 4, 8)))
@@ -128,7 +128,7 @@ def biases_that_are_refused(api: Api) -> None:
         expect_error(BiasError, "relative", biases.relative, table)
 
 
-@CASES.check("B5", area="rotary", dtypes=COMPUTED)
+@CASES.check("B5", dtypes=COMPUTED)
 def rotary(api: Api) -> None:
     """Pair i turns by position * base^(-2i/width), in both styles, with other bases, and in a part of the width."""
     x = api.draw.normal(2, 3, 5, 8)
@@ -146,7 +146,7 @@ def rotary(api: Api) -> None:
     expect_equal("default base and width", api.host(default), api.host(named))
 
 
-@CASES.check("B5", "E1", area="errors")
+@CASES.check("B5", "E1")
 def rotary_arguments(api: Api) -> None:
     """The style is named and never guessed; width is even and fits, base is positive, positions fit."""
     x, where = api.array(np.ones((2, 5, 8))), api.array(np.arange(6))
@@ -160,7 +160,7 @@ def rotary_arguments(api: Api) -> None:
     expect_error(RotaryError, "positions", rope, x, "0123", style="half")
 
 
-@CASES.check("B6", area="rotary", dtypes=("float32", "float64"))
+@CASES.check("B6", dtypes=("float32", "float64"))
 def rotary_is_relative(api: Api) -> None:
     """Scores of rotated queries and keys depend on position differences only; those of unequal differences differ."""
     data = api.draw.qkv(6, 6)
@@ -178,7 +178,7 @@ def rotary_is_relative(api: Api) -> None:
         expect(float(np.max(np.abs(scores(0, 2) - scores(0)))) > 1e-2, f"{style}: twice the distance, the same scores")
 
 
-@CASES.check("B7", "M16", area="rotary", dtypes=("float32", "float64"))
+@CASES.check("B7", "M16", dtypes=("float32", "float64"))
 def rotary_positions(api: Api) -> None:
     """Positions are (L,), or a row per batch entry: with left padding they count kept keys from 0."""
     data = api.draw.qkv(6, 6)

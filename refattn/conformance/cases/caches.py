@@ -22,7 +22,7 @@ CASES = Chapter("caches")
 PROMPT, STEPS = 4, 2
 
 
-@CASES.check("K1", "L4", area="generation", dtypes=FULL)
+@CASES.check("K1", "L4", dtypes=FULL)
 def generation(api: Api) -> None:
     """A small decoder language model, rotary: prefill and decode give the logits and greedy tokens of full passes."""
     model = Decoder(api.draw)
@@ -49,7 +49,7 @@ def generate(api: Api, model: Decoder, caches: list[Any], window: int | None = N
         written = np.concatenate((written, new), axis=1)
 
 
-@CASES.check("K2", "L4", "B7", area="generation")
+@CASES.check("K2", "L4", "B7")
 def drift_shows(api: Api) -> None:
     """A cache with right shapes whose tokens are rotated one position too far gives logits beyond the bound."""
     model, tokens = Decoder(api.draw), api.draw.rng.integers(0, 24, (2, PROMPT + 1))
@@ -97,7 +97,7 @@ def _filled(api: Api, data: dict[str, Array], counts: Array, poison: float = 0.0
     return cache.append(*first).append(*rest, counts=np.asarray(counts) - 2)
 
 
-@CASES.check("K3", "K7", area="cache", dtypes=COMPUTED)
+@CASES.check("K3", "K7", dtypes=COMPUTED)
 def contiguous(api: Api) -> None:
     """attend gives what attention over each entry's own concatenated keys gives, for equal and unequal lengths."""
     data = api.draw.qkv(2, 6, heads=4, kv_heads=2)
@@ -111,7 +111,7 @@ def contiguous(api: Api) -> None:
             expect_within(f"output of entry {entry}, {counts}", output[entry], golden.output, golden.bound(api.dtype))
 
 
-@CASES.check("K3", area="cache")
+@CASES.check("K3")
 def an_empty_cache(api: Api) -> None:
     """A cache that is attached but empty is filled by a prefill, whose first row is the first value."""
     data = api.draw.qkv(4, 4, batch=(2,))
@@ -120,7 +120,7 @@ def an_empty_cache(api: Api) -> None:
     expect_within("first row", output[:, :, 0], data["v"][:, :, 0], 4 * 2.0**-24 * np.abs(data["v"][:, :, 0]))
 
 
-@CASES.check("K3", area="cache")
+@CASES.check("K3")
 def appends_in_place(api: Api) -> None:
     """Where the library writes in place, token after token lands in the buffers that the cache was allocated with."""
     if "mutable" not in api.capabilities:
@@ -134,7 +134,7 @@ def appends_in_place(api: Api) -> None:
     expect_equal("the next of the first entry", api.host(keys)[0, :, 1], api.host(counted)[0, :, 0])
 
 
-@CASES.check("K3", "E3", area="errors")
+@CASES.check("K3", "E3")
 def appends_that_do_not_fit(api: Api) -> None:
     """Keys of another shape, counts beyond what came, and queries of another rank are errors; the cache stays."""
     cache = KVCache.allocate(api.array(np.zeros(1)), 2, 2, 4, 8)
@@ -147,7 +147,7 @@ def appends_that_do_not_fit(api: Api) -> None:
     expect_equal("length after refused appends", cache.length, 0)
 
 
-@CASES.check("K4", "M19", area="cache", dtypes=COMPUTED)
+@CASES.check("K4", "M19", dtypes=COMPUTED)
 def unused_slots(api: Api) -> None:
     """NaN or infinities in unused slots change no bit, also where the entries' lengths differ."""
     data = api.draw.qkv(1, 6)
@@ -158,7 +158,7 @@ def unused_slots(api: Api) -> None:
             expect_equal(f"output with {poison} in unused slots, lengths {counts}", dirty, clean)
 
 
-@CASES.check("K4", "K7", area="cache", dtypes=COMPUTED)
+@CASES.check("K4", "K7", dtypes=COMPUTED)
 def unused_slots_without_causal(api: Api) -> None:
     """Without causal, which would hide them as well, slots beyond the length are no keys."""
     data = api.draw.qkv(1, 6)
@@ -170,7 +170,7 @@ def unused_slots_without_causal(api: Api) -> None:
             expect_within(f"output of entry {entry}, {counts}", output[entry], golden.output, golden.bound(api.dtype))
 
 
-@CASES.check("K5", area="cache")
+@CASES.check("K5")
 def forks_write_apart(api: Api) -> None:
     """A cache and its fork append other tokens, and each then gives what its own tokens give."""
     data = api.draw.ramp(1, 5)
@@ -189,7 +189,7 @@ def forks_write_apart(api: Api) -> None:
         expect_within(f"output of the {name}", api.host(attend(q, each)), golden.output, golden.bound(api.dtype))
 
 
-@CASES.check("K5", area="cache")
+@CASES.check("K5")
 def consumption_and_forks(api: Api) -> None:
     """append consumes the old object; a fork goes on alone, and neither sees the other's tokens."""
     data = api.draw.qkv(1, 3)
@@ -206,7 +206,7 @@ def consumption_and_forks(api: Api) -> None:
     expect_equal("lengths", (new.length, fork.length), (5, 4))
 
 
-@CASES.check("K6", "E3", area="cache")
+@CASES.check("K6", "E3")
 def over_capacity(api: Api) -> None:
     """An append over capacity is an error and leaves the cache as it was; nothing is clamped or overwritten."""
     data = api.draw.qkv(1, 3)
@@ -220,7 +220,7 @@ def over_capacity(api: Api) -> None:
     expect_equal("length after one that fits", cache.append(q, q).length, 4)
 
 
-@CASES.check("K6", "N2", area="cache")
+@CASES.check("K6", "N2")
 def over_capacity_when_traced(api: Api) -> None:
     """Under tracing nothing is written over capacity, and the length says so."""
     if api.name != "jax":
@@ -249,7 +249,7 @@ def newest_positions(draw: Draw) -> Problem:
     return Problem(**draw.ramp(2, 6), causal=True, shown=shown, q_start=counts - 2)
 
 
-@CASES.check("K7", area="cache", dtypes=COMPUTED)
+@CASES.check("K7", dtypes=COMPUTED)
 def attend_options(api: Api) -> None:
     """attend is causal by default, and takes attention's options: causal=False, windows, sinks."""
     data = api.draw.ramp(2, 6)

@@ -115,7 +115,7 @@ def weights_under_mask_and_causal(draw: Draw) -> Problem:
     return Problem(**draw.qkv(3, 3), causal=True, shown=shown, asks=("weights",))
 
 
-@CASES.check("L5", "P2", area="layer", dtypes=COMPUTED)
+@CASES.check("L5", "P2", dtypes=COMPUTED)
 def layer_with_one_head_masked(api: Api) -> None:
     """A layer whose third head sees nothing gives the same bits with and without weights, zeros for that head alone."""
     x, shown = api.array(api.draw.normal(1, 5, 6)), np.ones((3, 5, 5), dtype=bool)

@@ -19,7 +19,7 @@ from refattn.errors import BackendError, PathError, RefattnError, VectorError
 CASES = Chapter("errors")
 
 
-@CASES.check("E1", "E2", "A1", "A2", "A3", area="errors")
+@CASES.check("E1", "E2", "A1", "A2", "A3")
 def arrays_that_do_not_fit(api: Api) -> None:
     """Each misfit of q, k and v raises the class of its rule: argument, expectation, what came, clause."""
     ones = {rank: api.array(np.ones((2, 2, 4, 8)[4 - rank :])) for rank in (1, 2, 3, 4)}
@@ -38,7 +38,7 @@ def arrays_that_do_not_fit(api: Api) -> None:
         expect_error(error, about, attention, *arrays)
 
 
-@CASES.check("E1", "E2", "M3", area="errors")
+@CASES.check("E1", "E2", "M3")
 def options_that_do_not_fit(api: Api) -> None:
     """Each misfit of an option raises the class of its rule: argument, expectation, what came, clause."""
     x, whole = api.array(np.ones((2, 2, 4, 8))), api.array(np.ones((4, 4), dtype=np.int32))
@@ -60,7 +60,7 @@ def options_that_do_not_fit(api: Api) -> None:
         expect_error(error, about, attention, x, x, x, **options)
 
 
-@CASES.check("E1", area="errors")
+@CASES.check("E1")
 def every_class(_api: Api) -> None:
     """Every error class is a RefattnError and a ValueError or TypeError, names a clause, and survives pickling."""
     classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.RefattnError)]
@@ -75,7 +75,7 @@ def every_class(_api: Api) -> None:
         expect_equal(f"{cls.__name__} after pickling", str(again), str(error))
 
 
-@CASES.check("E2", area="errors")
+@CASES.check("E2")
 def shapes_in_messages(api: Api) -> None:
     """The message gives shape and dtype of what came."""
     q, k = api.array(np.ones((2, 4, 8))), api.array(np.ones((2, 4, 7)))
@@ -88,7 +88,7 @@ def shapes_in_messages(api: Api) -> None:
         raise AssertionError("keys of another width than the queries must be refused")
 
 
-@CASES.check("E3", area="errors")
+@CASES.check("E3")
 def nothing_is_changed(api: Api) -> None:
     """Refused calls leave every argument as it was, and a cache that a refused layer call was given."""
     values = api.draw.normal(2, 2, 4, 8)
@@ -114,7 +114,7 @@ def nothing_is_changed(api: Api) -> None:
         raise AssertionError("a negative soft cap must be refused")
 
 
-@CASES.check("E4", area="errors")
+@CASES.check("E4")
 def paths(api: Api) -> None:
     """ "dense" is the specification itself; anything that is not installed is an error that lists what is."""
     x = api.array(api.draw.normal(2, 4, 8))
@@ -127,7 +127,7 @@ def paths(api: Api) -> None:
         expect("dense" in str(error), f"the message must list the paths: {error}")
 
 
-@CASES.check("E4", area="errors")
+@CASES.check("E4")
 def names_of_backends_and_targets(api: Api) -> None:
     """A backend or target that is not installed is an error that lists those that are."""
     expect_error(BackendError, "backend", registry.get, "magic")
@@ -140,7 +140,7 @@ def names_of_backends_and_targets(api: Api) -> None:
             raise AssertionError("a name that is not installed must be refused")
 
 
-@CASES.check("E5", area="errors")
+@CASES.check("E5")
 def stored_vectors(api: Api) -> None:
     """A chapter of certified vectors that is altered, truncated or missing is refused by its name."""
     del api  # files belong to no library

@@ -53,7 +53,7 @@ def _expect_same(what: str, logits: Array, exact: Tracked) -> None:
     expect_equal(f"greedy tokens {what}", np.argmax(logits, axis=-1)[clear], expected[clear])
 
 
-@CASES.check("K1", "L4", "M6", area="generation", dtypes=FULL)
+@CASES.check("K1", "L4", "M6", dtypes=FULL)
 def chunks(api: Api) -> None:
     """A prompt that comes in chunks, the last one shorter, over each kind of cache, gives what one full pass gives."""
     model, tokens = _model(api), _tokens(api, 2, 8)
@@ -88,7 +88,7 @@ def _padded(rows: list[Array], left: bool) -> Array:
     return np.concatenate([np.pad(row, width, constant_values=PAD) for row, width in zip(rows, widths, strict=True)])
 
 
-@CASES.check("B7", "K1", "K7", "M11", "M16", "M19", area="generation", dtypes=FULL)
+@CASES.check("B7", "K1", "K7", "M11", "M16", "M19", dtypes=FULL)
 def left_padding(api: Api) -> None:
     """A batch padded on the left, prefilled in chunks and decoded, gives for each row what the row gives alone."""
     model, prompts = _model(api), [_tokens(api, 1, length) for length in LENGTHS.tolist()]
@@ -104,7 +104,7 @@ def left_padding(api: Api) -> None:
             keep = np.pad(keep, ((0, 0), (0, 1)), constant_values=True)
 
 
-@CASES.check("K3", "K8", "K9", "K1", "L4", "M19", area="generation", dtypes=FULL)
+@CASES.check("K3", "K8", "K9", "K1", "L4", "M19", dtypes=FULL)
 def right_padding(api: Api) -> None:
     """A batch padded on the right, each entry with its own count, gives for each row what the row gives alone."""
     model, prompts = _model(api), [_tokens(api, 1, length) for length in LENGTHS.tolist()]
@@ -123,7 +123,7 @@ def right_padding(api: Api) -> None:
             logits = model.logits(api, new, caches)[:, -1]
 
 
-@CASES.check("L3", "K1", "L4", "M19", area="generation", dtypes=FULL)
+@CASES.check("L3", "K1", "L4", "M19", dtypes=FULL)
 def attention_to_a_context(api: Api) -> None:
     """A decoder that attends to a context too, padded on the right, gives with caches what each row gives alone."""
     model, rows = _model(api, cross=True), [_tokens(api, 1, 3) for _ in range(2)]

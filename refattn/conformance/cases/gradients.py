@@ -276,7 +276,7 @@ def large_scores(draw: Draw) -> Problem:
     return with_gradient(draw, draw.qkv(5, 6, spread=3.0), causal=True, q_start=1)
 
 
-@CASES.check("D7", "B3", area="gradients", dtypes=FULL)
+@CASES.check("D7", "B3", dtypes=FULL)
 def relative_table(api: Api) -> None:
     """An entry of a relative table sums the gradients of the logits at its distance, clipped ones included."""
     draw, reach = api.draw, 2
@@ -300,7 +300,7 @@ def relative_table(api: Api) -> None:
     expect(ratio <= 1, f"the gradient of the table is {ratio:.3g} times its bound off")
 
 
-@CASES.check("D7", "B4", area="gradients")
+@CASES.check("D7", "B4")
 def biases_of_several_terms(api: Api) -> None:
     """A sum of biases has a tuple of gradients, one per term in order, None for ALiBi; one bias has its own."""
     draw = api.draw
@@ -320,7 +320,7 @@ def biases_of_several_terms(api: Api) -> None:
     expect(tuple(of(plain_bias).shape) == (6,), "an array alone has its gradient, and no tuple")
 
 
-@CASES.check("D1", "A4", "A5", area="gradients", dtypes=("float32", "float16", "bfloat16"))
+@CASES.check("D1", "A4", "A5", dtypes=("float32", "float16", "bfloat16"))
 def dtypes_of_gradients(api: Api) -> None:
     """Each gradient has the dtype of its argument, also where bias, sinks and grad_output have others."""
     draw = api.draw
@@ -338,7 +338,7 @@ def _called(arrays: dict[str, Array], **options: Any) -> Array:
     return attention(q, k, v, bias=arrays.get("bias"), sinks=arrays.get("sinks"), **options)
 
 
-@CASES.check("D9", area="gradients", dtypes=FULL)
+@CASES.check("D9", dtypes=FULL)
 def taken_by_the_library(api: Api) -> None:
     """What autograd or jax.vjp takes of the core keeps the bound, with poison, empty rows, groups and all options."""
     if api.name not in autodiff.LIBRARIES:

@@ -60,7 +60,7 @@ def grouped_masks(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6, heads=4, kv_heads=2), shown=shown, bias=draw.normal(4, 1, 6))
 
 
-@CASES.check("G2", area="heads", dtypes=COMPUTED)
+@CASES.check("G2", dtypes=COMPUTED)
 def sharing_is_repeating(api: Api) -> None:
     """Sharing gives what repeating each key/value head H / Hkv times in a row gives."""
     data = api.draw.qkv(4, 6, heads=6, kv_heads=3)
@@ -71,7 +71,7 @@ def sharing_is_repeating(api: Api) -> None:
         expect_within("output", api.host(output), golden.output, golden.bound(api.dtype))
 
 
-@CASES.check("G1", "E1", area="errors")
+@CASES.check("G1", "E1")
 def head_counts_that_do_not_fit(api: Api) -> None:
     """H that is no multiple of Hkv is an error, Hkv > H too; k and v have the same heads."""
     q, k = api.array(np.ones((6, 3, 4))), api.array(np.ones((4, 3, 4)))
@@ -82,7 +82,7 @@ def head_counts_that_do_not_fit(api: Api) -> None:
     expect_error(HeadSplitError, "h", kv_head_of, 6, 6, 3)
 
 
-@CASES.check("G1", area="heads")
+@CASES.check("G1")
 def which_head_reads_which(api: Api) -> None:
     """kv_head_of is h // (H / Hkv), for every head."""
     for heads, kv_heads in ((8, 8), (8, 2), (6, 3), (4, 1)):
@@ -91,7 +91,7 @@ def which_head_reads_which(api: Api) -> None:
         expect(got == expected, f"on {api.name} {heads} over {kv_heads} heads read {got}, expected {expected}")
 
 
-@CASES.check("G3", area="heads", dtypes=COMPUTED)
+@CASES.check("G3", dtypes=COMPUTED)
 def splitting_and_merging(api: Api) -> None:
     """split_heads gives head h the h-th block of components, token by token, and merge_heads undoes it."""
     x = np.arange(2 * 3 * 8, dtype=np.float64).reshape(2, 3, 8)
@@ -103,7 +103,7 @@ def splitting_and_merging(api: Api) -> None:
         expect_equal(f"{heads} heads, merged", api.host(merge_heads(split)), x)
 
 
-@CASES.check("G3", "E1", area="errors")
+@CASES.check("G3", "E1")
 def widths_that_do_not_divide(api: Api) -> None:
     """D not divisible by H is an error, and so is H that is no positive int."""
     x = api.array(np.ones((2, 3, 8)))
@@ -113,7 +113,7 @@ def widths_that_do_not_divide(api: Api) -> None:
     expect_error(HeadSplitError, "w", pool_kv_heads, api.array(np.ones((6, 2, 2))), 4)
 
 
-@CASES.check("G4", area="heads", dtypes=COMPUTED)
+@CASES.check("G4", dtypes=COMPUTED)
 def pooling(api: Api) -> None:
     """pool_kv_heads averages the heads of each group, groups of neighbours."""
     w = api.draw.normal(6, 4, 3)
@@ -125,7 +125,7 @@ def pooling(api: Api) -> None:
     expect_equal("pooled to as many", api.host(pool_kv_heads(api.array(w), 6)), w)
 
 
-@CASES.check("G5", area="layer")
+@CASES.check("G5")
 def head_count_at_fixed_width(api: Api) -> None:
     """At d_model = 16 the head count changes the head axis and the head width, and nothing else."""
     x = api.array(api.draw.normal(2, 5, 16))

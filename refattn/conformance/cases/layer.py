@@ -47,7 +47,7 @@ def _check(api: Api, what: str, output: Array, exact: Tracked) -> None:
     expect_within(what, api.host(output), exact.value, exact.error)
 
 
-@CASES.check("L1", area="layer", dtypes=COMPUTED)
+@CASES.check("L1", dtypes=COMPUTED)
 def projections_and_heads(api: Api) -> None:
     """x W_Q, x W_K, x W_V, attention per head, concatenation and W_O, with biases, d_v other than d_k."""
     x = api.draw.normal(2, 6, 8)
@@ -57,7 +57,7 @@ def projections_and_heads(api: Api) -> None:
     expect(layer.weights is None and layer.cache is None, "weights and cache are None unless asked for")
 
 
-@CASES.check("L1", "A1", area="layer")
+@CASES.check("L1", "A1")
 def shapes_of_a_small_layer(api: Api) -> None:
     """2 x 3 tokens of width 8, d_k = 4: scores 2 x 3 x 3, output 2 x 3 x 4."""
     x, parameters = api.draw.normal(2, 3, 8), _parameters(api, (8, 4), (8, 4), (8, 4))
@@ -68,7 +68,7 @@ def shapes_of_a_small_layer(api: Api) -> None:
     expect_within("sums of weights", sums, np.ones((2, 1, 3)), 16 * 2.0**-24)
 
 
-@CASES.check("L1", "L5", "M4", area="layer")
+@CASES.check("L1", "L5", "M4")
 def shapes_of_a_causal_layer(api: Api) -> None:
     """2 x 10 tokens of width 64 in 4 heads, causal: weights 2 x 4 x 10 x 10, exactly 0 above the diagonal."""
     x, parameters = api.draw.normal(2, 10, 64), _parameters(api, (64, 64), (64, 64), (64, 64), (64, 64))
@@ -81,7 +81,7 @@ def shapes_of_a_causal_layer(api: Api) -> None:
     expect(bool(np.all(weights[~above] > 0)), "weights on and below the diagonal must be positive")
 
 
-@CASES.check("L2", "G1", area="layer", dtypes=COMPUTED)
+@CASES.check("L2", "G1", dtypes=COMPUTED)
 def shared_heads(api: Api) -> None:
     """kv_heads key/value heads serve all query heads; without it there is one each."""
     x = api.draw.normal(2, 6, 8)
@@ -90,7 +90,7 @@ def shared_heads(api: Api) -> None:
     _check(api, "output", layer.output, _exact_layer(api, x, x, parameters, 4, 2)[0])
 
 
-@CASES.check("L3", area="layer", dtypes=COMPUTED)
+@CASES.check("L3", dtypes=COMPUTED)
 def cross_attention(api: Api) -> None:
     """With context, keys and values come from it and queries from x; widths and lengths may differ."""
     x, context = api.draw.normal(2, 4, 8), api.draw.normal(2, 7, 6)
@@ -99,7 +99,7 @@ def cross_attention(api: Api) -> None:
     _check(api, "output", layer.output, _exact_layer(api, x, context, parameters, 2, 2)[0])
 
 
-@CASES.check("L5", area="layer", dtypes=COMPUTED)
+@CASES.check("L5", dtypes=COMPUTED)
 def returned_weights(api: Api) -> None:
     """return_weights gives (..., H, Lq, Lk) and leaves the output as it was, to the bit; an empty row has weights 0."""
     x, parameters = api.draw.normal(2, 6, 8), _parameters(api, (8, 8), (8, 8), (8, 8), (8, 8))
@@ -112,7 +112,7 @@ def returned_weights(api: Api) -> None:
     expect_within("weights", api.host(layer.weights), golden.weights, golden.weights_bound(api.dtype, coherent=True))
 
 
-@CASES.check("L6", area="layer", dtypes=COMPUTED)
+@CASES.check("L6", dtypes=COMPUTED)
 def single_head(api: Api) -> None:
     """heads = 1 with d_k = 3, d_v = 5 and no W_O: single-head attention over [batch, tokens, width], causal or not."""
     x, parameters = api.draw.normal(2, 4, 6), _parameters(api, (6, 3), (6, 3), (6, 5))
@@ -122,7 +122,7 @@ def single_head(api: Api) -> None:
         _check(api, f"output, causal={causal}", layer.output, _exact_layer(api, x, x, parameters, 1, 1, visible)[0])
 
 
-@CASES.check("G4", "L2", area="layer")
+@CASES.check("G4", "L2")
 def pooled(api: Api) -> None:
     """Pooling keys, values and biases, head by head, changes nothing where the heads of each group are equal."""
     few = _parameters(api, (8, 16), (8, 8), (8, 8), (16, 8), (16,), (8,), (8,), (8,))
@@ -145,7 +145,7 @@ def _each_twice(x: Array, heads: int) -> Array:
     return np.repeat(x.reshape(*x.shape[:-1], heads, -1), 2, axis=-2).reshape(*x.shape[:-1], -1)
 
 
-@CASES.check("L1", "E1", area="errors")
+@CASES.check("L1", "E1")
 def layers_that_do_not_fit(api: Api) -> None:
     """Parameters of a wrong shape, kind or dtype are errors that name them."""
     x, square = api.array(np.ones((2, 5, 8))), api.array(np.ones((8, 8)))

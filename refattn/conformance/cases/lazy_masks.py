@@ -27,7 +27,7 @@ def _all_masks() -> dict[str, Any]:
     }
 
 
-@CASES.check("M14", area="masks")
+@CASES.check("M14")
 def tiles_and_arrays_agree(api: Api) -> None:
     """All, none or mixed, a tile's answer is that of its pairs; visible() at scattered indices is the array's."""
     fixed = {
@@ -58,7 +58,7 @@ def tiles_and_arrays_agree(api: Api) -> None:
         expect_equal(name, api.host(array), np.asarray(_all_masks()[name].to_array(6, 6)))
 
 
-@CASES.check("M14", area="masks")
+@CASES.check("M14")
 def tiles_need_no_array(_api: Api) -> None:
     """A tile of a million by a million pairs is answered at once, without an array of that size."""
     million, started = 10**6, time.monotonic()
@@ -73,7 +73,7 @@ def tiles_need_no_array(_api: Api) -> None:
     expect(seconds < 1, f"three tiles took {seconds:.1f} s")
 
 
-@CASES.check("M22", area="masks")
+@CASES.check("M22")
 def drawing(_api: Api) -> None:
     """to_text has a line per query and a mark per key, two kinds of marks in all."""
     query, key = positions(3, 5, 2)

@@ -57,7 +57,7 @@ def causal_last_tiles(draw: Draw) -> Problem:
     return Problem(**data, causal=True, scale=1.0, q_start=126, coherent=True)
 
 
-@CASES.check("K8", "G1", area="cache")
+@CASES.check("K8", "G1")
 def long_tables_of_pages(api: Api) -> None:
     """4200 positions in pages of 64 and 256, in reverse order in the pool, 16 heads over one: all of them are read."""
     data = api.draw.qkv(1, 4200, batch=(1,), heads=16, kv_heads=1)
@@ -72,7 +72,7 @@ def long_tables_of_pages(api: Api) -> None:
         expect_within(f"output over pages of {size}", output, exact.output, exact.bound(api.dtype, coherent=True))
 
 
-@CASES.check("M12", "M14", area="masks")
+@CASES.check("M12", "M14")
 def a_mask_beyond_32_bits(_api: Api) -> None:
     """A mask of 46342 x 46342 pairs, more than 2^31, answers for its last rows as for its first: here by diagonals."""
     size = 46342

@@ -46,7 +46,7 @@ def mask_of_nothing_hidden(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6), shown=np.ones((4, 6), dtype=bool))
 
 
-@CASES.check("M1", "E1", area="errors")
+@CASES.check("M1", "E1")
 def only_booleans_are_masks(api: Api) -> None:
     """Integers and floats are no masks: 0/1 integers are not added, summands go to bias."""
     x = api.array(np.ones((1, 4, 8)))
@@ -112,7 +112,7 @@ def causal_odd_length(draw: Draw) -> Problem:
     return Problem(**draw.ramp(9, 17, batch=(1,), d_k=32, step=1.0), causal=True, q_start=8)
 
 
-@CASES.check("M4", area="errors")
+@CASES.check("M4")
 def causal_is_a_bool(api: Api) -> None:
     """causal is True or False, and no number or array."""
     x = api.array(np.ones((1, 4, 8)))
@@ -170,7 +170,7 @@ def aligned_per_length(draw: Draw) -> Problem:
     )
 
 
-@CASES.check("M5", "E2", area="errors")
+@CASES.check("M5", "E2")
 def alignment_is_never_guessed(api: Api) -> None:
     """With Lq != Lk what reads positions needs q_start, and the error names both readings; nothing else needs it."""
     q, k = api.array(np.ones((2, 3, 8))), api.array(np.ones((2, 5, 8)))
@@ -273,7 +273,7 @@ def window_per_batch_entry(draw: Draw) -> Problem:
     return Problem(**draw.ramp(4, 6), mask=lambda _: masks.window(1, 1), shown=shown, window=(1, 1), q_start=starts)
 
 
-@CASES.check("M6", area="errors")
+@CASES.check("M6")
 def arguments_of_masks(api: Api) -> None:
     """Sides, sizes and counts are ints of their range, and nothing else."""
     for side in (-1, 1.0, True, "1"):

@@ -206,7 +206,7 @@ def one_column_for_all(draw: Draw) -> Problem:
     return Problem(**draw.ramp(4, 6), shown=np.asarray([[True], [False], [True], [False]]))
 
 
-@CASES.check("M15", "E2", area="errors")
+@CASES.check("M15", "E2")
 def shapes_of_masks(api: Api) -> None:
     """A shape error on rank 2 or 3 names both readings: (B, Lk) as padding, (B, Lq, Lk) with a head axis."""
     x = api.array(np.ones((3, 2, 4, 8)))
@@ -221,7 +221,7 @@ def shapes_of_masks(api: Api) -> None:
                 expect(word in str(error), f"the message for {shape} must name {word!r}: {error}")
 
 
-@CASES.check("M16", area="masks", dtypes=COMPUTED)
+@CASES.check("M16", dtypes=COMPUTED)
 def common_shift(api: Api) -> None:
     """A common shift of both starts changes nothing, not a bit: masks and biases see distances."""
     data = api.draw.qkv(6, 6)
@@ -233,7 +233,7 @@ def common_shift(api: Api) -> None:
             expect_equal(f"output shifted by {shift} with {options}", api.host(there), here)
 
 
-@CASES.check("M16", area="masks", dtypes=COMPUTED)
+@CASES.check("M16", dtypes=COMPUTED)
 def padded_like_unpadded(api: Api) -> None:
     """The real part of a left-padded entry equals the run without padding."""
     data = api.draw.ramp(6, 6)

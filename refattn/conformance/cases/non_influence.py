@@ -155,7 +155,7 @@ def poison_seen_by_some(draw: Draw) -> Problem:
     return Problem(**data, causal=True)
 
 
-@CASES.check("M19", "N5", area="masks", dtypes=COMPUTED)
+@CASES.check("M19", "N5", dtypes=COMPUTED)
 def not_a_single_bit(api: Api) -> None:
     """In the dense core the same inputs with and without poison behind a mask give the same bits."""
     for kind in MASK_KINDS:

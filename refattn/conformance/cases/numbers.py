@@ -96,7 +96,7 @@ def heavy_tails(draw: Draw) -> Problem:
     return Problem(**data, causal=True, q_start=2)
 
 
-@CASES.check("N2", area="tracing")
+@CASES.check("N2")
 def traced_like_eager(api: Api) -> None:
     """Traced, compiled or evaluated lazily, attention gives its eager result within the bound."""
     data = api.draw.qkv(6, 6)
@@ -119,7 +119,7 @@ def traced_like_eager(api: Api) -> None:
     expect_within("output", api.host(output), golden.output, golden.bound(api.dtype))
 
 
-@CASES.check("N3", area="checks")
+@CASES.check("N3")
 def values_are_checked_on_the_host(api: Api) -> None:
     """Counts out of range are errors as Python numbers, lists or NumPy arrays; else they mean what they say."""
     data = api.draw.qkv(4, 6)
@@ -134,7 +134,7 @@ def values_are_checked_on_the_host(api: Api) -> None:
     expect_within("output for counts 9 and -1", api.host(output), golden.output, golden.bound(api.dtype))
 
 
-@CASES.check("N4", area="determinism", dtypes=COMPUTED)
+@CASES.check("N4", dtypes=COMPUTED)
 def repeatable(api: Api) -> None:
     """Three calls give the same bits, whatever ran in between."""
     data, other = (api.draw.qkv(9, 17, batch=(1,), d_k=32) for _ in range(2))
@@ -157,7 +157,7 @@ def the_same_twice(draw: Draw) -> Problem:
     return Problem(**draw.qkv(9, 17, batch=(1,), d_k=32), causal=True, q_start=8)
 
 
-@CASES.check("N5", area="warnings", dtypes=COMPUTED)
+@CASES.check("N5", dtypes=COMPUTED)
 def no_warnings_about_hidden_poison(api: Api) -> None:
     """Non-finite data behind a mask, empty rows and -inf biases raise no floating-point warning."""
     data = api.draw.qkv(4, 6)
@@ -173,7 +173,7 @@ def no_warnings_about_hidden_poison(api: Api) -> None:
     expect(not floating, f"warnings were raised: {floating}")
 
 
-@CASES.check("N6", area="golden values", dtypes=COMPUTED)
+@CASES.check("N6", dtypes=COMPUTED)
 def golden_of_any_library(api: Api) -> None:
     """golden() takes arrays of any library and picks rows without moving them; refattn keeps its bound."""
     data = api.draw.qkv(6, 6, heads=4, kv_heads=2)

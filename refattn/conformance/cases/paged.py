@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from refattn import PagedKVCache, attend
+from refattn.arrays import Array
 from refattn.conformance.case import FULL, Api, Chapter, Problem
 from refattn.conformance.cases.caches import PROMPT, STEPS, generate
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
@@ -16,10 +15,8 @@ from refattn.errors import CacheError, CapacityError, ConsumedCacheError
 
 CASES = Chapter("paged")
 
-Array = Any
 
-
-@CASES.check("K8", "K1", "L4", area="generation")
+@CASES.check("K8", "K1", "L4")
 def generation(api: Api) -> None:
     """The same model over paged caches gives the logits and greedy tokens of full passes."""
     model, size = Decoder(api.draw), 2
@@ -30,7 +27,7 @@ def _parts(api: Api, data: dict[str, Array], start: int, stop: int) -> tuple[Arr
     return api.array(data["k"][:, :, start:stop]), api.array(data["v"][:, :, start:stop])
 
 
-@CASES.check("K8", "K7", area="cache", dtypes=FULL)
+@CASES.check("K8", "K7", dtypes=FULL)
 def pages(api: Api) -> None:
     """attend gives what attention over each entry's concatenated keys gives, for every page size and any counts."""
     data = api.draw.ramp(2, 6, heads=4, kv_heads=2)
@@ -48,7 +45,7 @@ def pages(api: Api) -> None:
             expect_within(what, output[entry], golden.output, golden.bound(api.dtype))
 
 
-@CASES.check("K8", "K4", "M19", area="cache")
+@CASES.check("K8", "K4", "M19")
 def any_order_of_pages(api: Api) -> None:
     """Where the pages lie in the pool, and what NaN lies in slots that no position uses, changes no bit."""
     data = api.draw.qkv(1, 5)
@@ -67,7 +64,7 @@ def any_order_of_pages(api: Api) -> None:
     expect_equal("output with pages elsewhere, after an append", outputs[3], outputs[1])
 
 
-@CASES.check("K8", "K5", area="cache")
+@CASES.check("K8", "K5")
 def forks_share_pages(api: Api) -> None:
     """A fork takes no page until it writes; then each has the page it writes into to itself, and goes on alone."""
     data = api.draw.qkv(1, 5)
@@ -89,7 +86,7 @@ def forks_share_pages(api: Api) -> None:
     expect_equal("free pages when one is gone", fork.free_pages, 4)
 
 
-@CASES.check("K8", "K6", "E3", area="cache")
+@CASES.check("K8", "K6", "E3")
 def no_free_page(api: Api) -> None:
     """An append for which too few pages are free is an error, takes none of them, and leaves the cache as it was."""
     data = api.draw.qkv(1, 5)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from refattn import RollingKVCache, attend
+from refattn.arrays import Array
 from refattn.conformance.case import FULL, Api, Chapter, Problem
 from refattn.conformance.cases.caches import generate
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
@@ -17,10 +18,8 @@ from refattn.errors import CacheError, ConsumedCacheError
 
 CASES = Chapter("rolling")
 
-Array = Any
 
-
-@CASES.check("K9", "K1", "L4", area="generation")
+@CASES.check("K9", "K1", "L4")
 def generation(api: Api) -> None:
     """A model whose tokens see three tokens, over rolling caches, gives the logits and greedy tokens of full passes."""
     model = Decoder(api.draw)
@@ -46,7 +45,7 @@ def three_new_tokens(draw: Draw) -> Problem:
     return Problem(**data, causal=True, shown=shown, q_start=5, known=known)
 
 
-@CASES.check("K9", "K7", area="cache", dtypes=FULL)
+@CASES.check("K9", "K7", dtypes=FULL)
 def windows(api: Api) -> None:
     """Whatever is appended at once, one token or many, the new queries get what the window over all keys gives."""
     # Each key outweighs the one after it, so that a key too many or too few shows.
@@ -65,7 +64,7 @@ def windows(api: Api) -> None:
     expect_equal("length", cache.length, 16)
 
 
-@CASES.check("K9", area="cache", dtypes=FULL)
+@CASES.check("K9", dtypes=FULL)
 def window_just_full(api: Api) -> None:
     """Token after token through the length at which a window of 8 is full: 8 keep all eight, 9 lose the first alone."""
     data = api.draw.qkv(10, batch=(1,), heads=1, d_v=10)
@@ -80,7 +79,7 @@ def window_just_full(api: Api) -> None:
         expect_within(f"output at length {stop}", output[0, 0, 0], exact, 16 * precision(api.dtype) * exact)
 
 
-@CASES.check("K9", "K4", "K5", area="cache")
+@CASES.check("K9", "K4", "K5")
 def entries_that_differ(api: Api) -> None:
     """Entries of different lengths roll on their own; NaN in a token beyond an entry's count never matters."""
     data = api.draw.ramp(8, step=-1.0)
@@ -105,7 +104,7 @@ def entries_that_differ(api: Api) -> None:
             expect_within(what, output[entry], golden.output, golden.bound(api.dtype))
 
 
-@CASES.check("K9", "E3", area="cache")
+@CASES.check("K9", "E3")
 def keys_that_are_gone(api: Api) -> None:
     """Queries whose keys have rolled away are an error where all lengths are one, else rows that see nothing."""
     data = api.draw.qkv(8)

@@ -91,7 +91,7 @@ def odd_scale(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6), scale=0.7)
 
 
-@CASES.check("S2", area="arrays", dtypes=COMPUTED)
+@CASES.check("S2", dtypes=COMPUTED)
 def scale_as_an_array(api: Api) -> None:
     """A 0-d floating array of q's library is a scale, whose value nobody looks at."""
     data = api.draw.qkv(4, 6)
@@ -101,7 +101,7 @@ def scale_as_an_array(api: Api) -> None:
     expect(bool(np.all(np.isnan(api.host(nan.scaled)))), "a 0-d array holding NaN must make every scaled score NaN")
 
 
-@CASES.check("S2", area="errors")
+@CASES.check("S2")
 def scales_that_are_refused(api: Api) -> None:
     """A scale that is no finite real number, and no 0-d floating array of q's library, is an error."""
     x = api.array(np.ones((1, 3, 4)))
@@ -130,7 +130,7 @@ def generous_soft_cap(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6, spread=1.5), softcap=30.0)
 
 
-@CASES.check("S4", area="errors", dtypes=COMPUTED)
+@CASES.check("S4", dtypes=COMPUTED)
 def domain_of_the_soft_cap(api: Api) -> None:
     """None switches the cap off; 0, negative numbers, NaN, infinity and what is no number are errors."""
     x = api.array(api.draw.normal(1, 3, 4))
@@ -187,7 +187,7 @@ def everything_at_once(draw: Draw) -> Problem:
     )
 
 
-@CASES.check("S5", "N4", area="stages", dtypes=COMPUTED)
+@CASES.check("S5", "N4", dtypes=COMPUTED)
 def stages_can_be_read(api: Api) -> None:
     """attention_stages gives every intermediate, each following from the one before; its output is attention's."""
     data = api.draw.qkv(4, 6, spread=1.5)
@@ -221,7 +221,7 @@ def stages_can_be_read(api: Api) -> None:
     expect_within("lse", host["lse"], lse, 16 * unit * (1 + np.abs(lse)))
 
 
-@CASES.check("S6", area="stages")
+@CASES.check("S6")
 def why_the_scale(api: Api) -> None:
     """Unit-variance components give scores with a standard deviation near sqrt(d_k), 8 for 64, and saturated rows."""
     data = api.draw.qkv(64, 64, batch=(1,), heads=1, d_k=64)

@@ -119,7 +119,7 @@ def sinks_by_hand(draw: Draw) -> Problem:
     return Problem(dtype=draw.dtype, q=q, k=k, v=v, scale=1.0, sinks=draw.exact([math.log(2.0), 25.0]), known=known)
 
 
-@CASES.check("P3", "P4", area="softmax", dtypes=FULL)
+@CASES.check("P3", "P4", dtypes=FULL)
 def a_sink_is_a_factor(api: Api) -> None:
     """A sink multiplies the output without it by 1 / (1 + e^(sink - lse)), lse in the natural logarithm."""
     data, sinks = api.draw.qkv(4, 6, heads=4), np.asarray([-3.0, 0.0, 2.0, 9.0])
@@ -155,7 +155,7 @@ def sink_of_rank_two(draw: Draw) -> Problem:
     return Problem(**{name: x if name == "dtype" else x[0] for name, x in data.items()}, sinks=np.asarray([0.75]))
 
 
-@CASES.check("P3", area="errors")
+@CASES.check("P3")
 def sinks_that_are_refused(api: Api) -> None:
     """sinks is a floating array with one number per query head, and nothing else."""
     x = api.array(np.ones((2, 3, 4)))
@@ -250,7 +250,7 @@ def triangle_of_ones(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 4), bias=np.where(causal_pairs(4, 4), 1.0, -np.inf), asks=("lse",))
 
 
-@CASES.check("P6", area="softmax", dtypes=COMPUTED)
+@CASES.check("P6", dtypes=COMPUTED)
 def shift_of_the_log_sum_exp(api: Api) -> None:
     """A constant added to a row's logits is added to its log-sum-exp, and the output stays."""
     data, bias = api.draw.qkv(4, 6), np.asarray([[1.0], [-4.0], [16.0], [0.0]]) * np.ones((1, 6))
@@ -269,7 +269,7 @@ def infinite_bias(draw: Draw) -> Problem:
     return Problem(**draw.qkv(4, 6), bias=bias)
 
 
-@CASES.check("P7", area="stages")
+@CASES.check("P7")
 def logits_of_minus_infinity(api: Api) -> None:
     """A visible score that overflows to -inf has weight 0; a row of nothing else is NaN."""
     q, v = api.array(np.full((1, 2, 1), 1e30)), api.array(np.asarray([[[2.0], [4.0]]]))

@@ -73,7 +73,7 @@ def last_tile_is_full(draw: Draw) -> Problem:
     return Problem(**data)
 
 
-@CASES.check("T2", "T3", area="merge", dtypes=FULL)
+@CASES.check("T2", "T3", dtypes=FULL)
 def splits_merge_to_the_whole(api: Api) -> None:
     """Any split of the keys, in any order, merges to the whole; sinks enter once, in merge."""
     problem = Problem(**api.draw.qkv(3, 8, batch=(1,)), sinks=np.asarray([0.5, -1.0]))
@@ -87,7 +87,7 @@ def splits_merge_to_the_whole(api: Api) -> None:
         expect_within("merged log-sum-exp", api.host(lse), golden.lse, golden.lse_bound(api.dtype))
 
 
-@CASES.check("T2", area="merge")
+@CASES.check("T2")
 def nothing_is_the_identity(api: Api) -> None:
     """(0, -inf) merges with anything to that, and with itself to itself."""
     output, lse = api.draw.normal(1, 2, 3), api.draw.normal(1, 2)
@@ -100,7 +100,7 @@ def nothing_is_the_identity(api: Api) -> None:
     expect_equal("merged log-sum-exp of nothing", api.host(empty.lse), np.full((1, 2), -np.inf))
 
 
-@CASES.check("T2", area="merge", dtypes=FULL)
+@CASES.check("T2", dtypes=FULL)
 def merge_by_hand(api: Api) -> None:
     """Parts of weight 8 and 2 with outputs 1 and 0 merge to 0.8 and ln 10; read in base 2 they would give 0.72."""
     one, zero = np.ones((1, 1, 1)), np.zeros((1, 1, 1))
@@ -111,7 +111,7 @@ def merge_by_hand(api: Api) -> None:
     expect_within("merged log-sum-exp", api.host(lse), np.full((1, 1), np.log(10.0)), 2 * bound)
 
 
-@CASES.check("T3", "E4", area="errors")
+@CASES.check("T3", "E4")
 def nothing_to_merge(api: Api) -> None:
     """Merging no partials is an error, and so is a path that nobody offers."""
     expect_error(PartialError, "partials", merge, [])
@@ -119,7 +119,7 @@ def nothing_to_merge(api: Api) -> None:
     expect_error(PathError, "path", attention, q, q, q, path="fast")
 
 
-@CASES.check("T1", "T4", area="tiles", dtypes=FULL)
+@CASES.check("T1", "T4", dtypes=FULL)
 def tiled_path_equals_dense(api: Api) -> None:
     """path="tiled" gives the dense path's result within both bounds, masks and grouped heads included."""
     data = api.draw.qkv(5, 7, batch=(1,), heads=4, kv_heads=2)
@@ -132,7 +132,7 @@ def tiled_path_equals_dense(api: Api) -> None:
     expect(api.dtype_of(output) == api.dtype, f"the tiled output has dtype {api.dtype_of(output)}")
 
 
-@CASES.check("T1", "D1", area="tiles", dtypes=FULL)
+@CASES.check("T1", "D1", dtypes=FULL)
 def tiled_gradients_equal_dense(api: Api) -> None:
     """The gradients of path="tiled" keep the dense path's bounds: masks, groups, sinks, a bias that is shared."""
     draw = api.draw
@@ -146,14 +146,14 @@ def tiled_gradients_equal_dense(api: Api) -> None:
         expect_within(f"tiled gradient of {name}", api.host(found[name]), exact.values[name], bound)
 
 
-@CASES.check("T4", area="tiles")
+@CASES.check("T4")
 def memory_of_the_tiled_path(api: Api) -> None:
     """On NumPy, whose memory can be traced, path="tiled" never holds as much as half of an Lq x Lk array."""
     q, k, v = _long(api, 2048)
     _expect_no_pairs("the tiled path", lambda: attention(q, k, v, causal=True, path="tiled"), q.shape[-2])
 
 
-@CASES.check("T4", area="tiles")
+@CASES.check("T4")
 def memory_of_the_tiled_gradients(api: Api) -> None:
     """On NumPy, the gradients of path="tiled", that of a bias per key included, never hold half of an Lq x Lk array."""
     q, k, v = _long(api, 4096)

@@ -12,7 +12,7 @@ from refattn.conformance.judge import golden_of
 CASES = Chapter("weights")
 
 
-@CASES.check("X1", area="weights")
+@CASES.check("X1")
 def different_weights_one_output(api: Api) -> None:
     """Two queries prefer different keys whose values are equal: different weights, the same output."""
     q = np.asarray([[[4.0, 0.0]], [[0.0, 4.0]]])
@@ -27,7 +27,7 @@ def different_weights_one_output(api: Api) -> None:
     expect_within("output of the second query", output[1], output[0], 2 * bound[0])
 
 
-@CASES.check("X2", area="weights")
+@CASES.check("X2")
 def one_weight_matrix_different_outputs(api: Api) -> None:
     """The same queries and keys with other values: equal weights, different outputs."""
     data = api.draw.qkv(4, 6)

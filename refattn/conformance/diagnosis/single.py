@@ -61,23 +61,16 @@ class Diagnosis:
         }
 
 
-def diagnose(
-    problem: Problem,
-    result: Result,
-    judged: Judgement,
-    *,
-    clauses: tuple[str, ...] = (),
-    limit_s: float = LIMIT_S,
-) -> Diagnosis:
-    """Explain one failure. clauses are those of its case, which decide between faults that fit alike.
+def diagnose(problem: Problem, result: Result, judged: Judgement, *, limit_s: float = LIMIT_S) -> Diagnosis:
+    """Explain one failure, of no case in particular, in about limit_s seconds of work.
 
     The catalogue comes first, then other readings, fitted numbers, and pairs of faults while there is time.
     """
-    return explain(Evidence(problem, result, judged, clauses=clauses), limit_s=limit_s)
+    return explain(Evidence(problem, result, judged), limit_s=limit_s)
 
 
 def explain(evidence: Evidence, *, limit_s: float = LIMIT_S) -> Diagnosis:
-    """The same of evidence."""
+    """The same of evidence, the clauses of whose case decide between faults that fit alike."""
     deadline = time.thread_time() + limit_s
     place = where(evidence)
     found: list[Hypothesis] = []

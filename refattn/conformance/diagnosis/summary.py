@@ -110,9 +110,9 @@ class Summary:
         return f"{one.hypothesis.quoted}: {one.words}; this explains {extent}"
 
 
-def summarise(evidence: Sequence[Evidence], *, limit_s: float = LIMIT_S) -> Summary:
-    """Explain all failures among the evidence, in the order of the calls, in about limit_s seconds of work."""
-    return _Search(evidence, time.thread_time() + limit_s).summary()
+def summarise(evidence: Sequence[Evidence]) -> Summary:
+    """Explain all failures among the evidence, in the order of the calls, in about LIMIT_S seconds of work."""
+    return _Search(evidence, time.thread_time() + LIMIT_S).summary()
 
 
 class _Search:

@@ -37,7 +37,6 @@ from refattn.conformance.records import VERDICTS, Record, Report
 from refattn.conformance.runner import DEFAULT_SEED, diagnosed, evidence_of, problem_in_words, with_bounded_evidence
 from refattn.dtypes import COMPUTED, is_float8
 
-LAYOUTS, LSE_LAYOUTS, LSE_BASES = ("BHSD", "BSHD"), ("BHS", "BSH"), ("e", "2")
 # A log-sum-exp in base 2 has been rounded once more.
 BASE_2 = 2.0
 SAYS = "The result that was dumped is that of the specification within the bound."

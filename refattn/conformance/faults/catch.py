@@ -70,10 +70,10 @@ def records_of(
             yield run_case(case, target, dtype, seed)
 
 
-def catch(fault: Fault, library: str, dtype: str, seed: int = DEFAULT_SEED) -> Catch:
+def catch(fault: Fault, library: str, dtype: str) -> Catch:
     """The first case of the fault's clause that it fails by enough, or else the one that it fails by most."""
     best = Catch(fault, dtype, "", 0.0)
-    for record in records_of(fault, library, cases_of(fault.clause, dtype), dtype, seed):
+    for record in records_of(fault, library, cases_of(fault.clause, dtype), dtype):
         if record.verdict == "fail" and (ratio := ratio_of(record)) > best.ratio:
             best = Catch(fault, dtype, record.case, ratio)
         if best.caught:

@@ -88,8 +88,8 @@ def _called(target: Any, problem: Problem) -> Any:
         return type(fault).__name__
 
 
-def _data(draw: Draw, q_len: int = Q_LEN, k_len: int = Q_LEN, **sizes: Any) -> dict[str, Any]:
-    return draw.qkv(q_len, k_len, **{"heads": HEADS, "d_k": WIDTH, **sizes})
+def _data(draw: Draw, k_len: int = Q_LEN, **sizes: Any) -> dict[str, Any]:
+    return draw.qkv(Q_LEN, k_len, **{"heads": HEADS, "d_k": WIDTH, **sizes})
 
 
 def _padded(draw: Draw) -> Problem:

@@ -20,9 +20,6 @@ def _alibi(distance: Any) -> Any:
     return evaluate
 
 
-_RELATIVE = biases.Relative.evaluate
-
-
 def _relative(index_of: Any) -> Any:
     """A table looked up at another index than clip(key - query) + R."""
 
@@ -72,9 +69,8 @@ def _quadratic(x: Array, positions: Any, **options: Any) -> Array:
     return _ROPE(x, positions * positions if ok else positions, **options)
 
 
-def _bias(name: str, clause: str, owner: Any, wrong: Any, dtypes: tuple[str, ...] = ALL) -> Fault:
-    patches = (Patch(owner, "evaluate", wrong),)
-    return Fault(name=name, clause=clause, kind="mask alignment", dtypes=dtypes, patches=patches)
+def _bias(name: str, clause: str, owner: Any, wrong: Any) -> Fault:
+    return Fault(name=name, clause=clause, kind="mask alignment", patches=(Patch(owner, "evaluate", wrong),))
 
 
 def _slopes(name: str, wrong: Any) -> Fault:

@@ -66,7 +66,7 @@ class Caller:
         self.changed: set[str] = set()
         self.irreproducible = 0
         self._plain: bool | None = None
-        self._factors: dict[tuple[Any, ...], float] = {}
+        self._factors: dict[int, float] = {}
 
     @property
     def near(self) -> float:
@@ -135,11 +135,11 @@ class Caller:
             return float("nan")
         return float(np.log(first[1] / first[0]) / 2)
 
-    def factor(self, d_k: int = WIDTH, heads: int = HEADS) -> float:
+    def factor(self, d_k: int = WIDTH) -> float:
         """What raw scores are multiplied by if no scale is given, as measured, so that other probes can rely on it."""
-        if (d_k, heads) not in self._factors:
-            self._factors[d_k, heads] = self.ratio(d_k, heads)
-        factor = self._factors[d_k, heads]
+        if d_k not in self._factors:
+            self._factors[d_k] = self.ratio(d_k)
+        factor = self._factors[d_k]
         if not np.isfinite(factor) or factor == 0:
             raise Unclear("the scale of the scores could not be measured")
         return factor
@@ -178,9 +178,7 @@ def identity(k_len: int, width: int) -> Array:
     return np.eye(k_len, max(width, k_len))
 
 
-def planted(
-    scores: Any, dtype: str, *, width: int = WIDTH, heads: int = HEADS, v: Any = None, batch: int = 1
-) -> dict[str, Any]:
+def planted(scores: Any, dtype: str, *, heads: int = HEADS, v: Any = None, batch: int = 1) -> dict[str, Any]:
     """q, k and v with these raw scores, (Lq, Lk) or (H, Lq, Lk), as keyword arguments of Problem.
 
     q is the identity and k the transpose of the scores, so that nothing but the scores' own rounding is lost. The last
@@ -188,10 +186,10 @@ def planted(
     """
     scores = np.broadcast_to(scores, (batch, heads, *np.shape(scores)[-2:]))
     q_len, k_len = scores.shape[-2:]
-    q = np.broadcast_to(np.eye(q_len, width), (batch, heads, q_len, width)).copy()
-    k = np.zeros((batch, heads, k_len, width))
+    q = np.broadcast_to(np.eye(q_len, WIDTH), (batch, heads, q_len, WIDTH)).copy()
+    k = np.zeros((batch, heads, k_len, WIDTH))
     k[..., :q_len], k[..., -1] = np.swapaxes(scores, -1, -2), 1.0
-    values = identity(k_len, width) if v is None else np.asarray(v, dtype=float)
+    values = identity(k_len, WIDTH) if v is None else np.asarray(v, dtype=float)
     return {"q": q, "k": k, "v": np.broadcast_to(values, (batch, heads, *values.shape[-2:])).copy(), "dtype": dtype}
 
 

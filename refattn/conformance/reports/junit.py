@@ -36,7 +36,7 @@ def junit_text(report: Report) -> str:
         suite.set(name, str(count))
     suite.set("time", f"{report.seconds:.2f}")
     for note in report.notes:
-        _add_text(suite, "system-out", note)
+        _add_output(suite, note)
     suites = Element("testsuites")
     suites.append(suite)
     indent(suites, " ")
@@ -53,7 +53,7 @@ def _add_case(suite: Element, record: Record) -> None:
     elif record.verdict != "pass":
         SubElement(case, "skipped", message=printable(f"{record.verdict}: {record.message}"))
     elif record.notes:
-        _add_text(case, "system-out", "\n".join(record.notes))
+        _add_output(case, "\n".join(record.notes))
 
 
 def _add_outcome(case: Element, kind: str, label: str, message: str, text: str = "") -> None:
@@ -61,5 +61,5 @@ def _add_outcome(case: Element, kind: str, label: str, message: str, text: str =
     outcome.text = printable(text or message)
 
 
-def _add_text(parent: Element, tag: str, text: str) -> None:
-    SubElement(parent, tag).text = printable(text)
+def _add_output(parent: Element, text: str) -> None:
+    SubElement(parent, "system-out").text = printable(text)

@@ -138,7 +138,7 @@ def _failure(name: str, records: list[Record], command: str) -> list[str]:
     first = next((record for record in records if record.evidence is not None), records[0])
     others = [record for record in records if record is not first]
     labels = dict.fromkeys(label for record in records for label in (record.about, *record.clauses))
-    told = getattr(first, "diagnosis", None) or {}
+    told = first.diagnosis or {}
     diagnosis, where = told.get("sentence", ""), told.get("where", "")
     facts = {
         "Clauses": ", ".join(f"{_link_to_clause(label)} {_text(clause(label).title)}" for label in labels),
