@@ -62,16 +62,16 @@ class GoldenGradients:
         lost = np.any(self._seen, axis=-1) & ~np.all(np.isfinite(gradient), axis=-1)  # an empty row adds 0 (D3)
         self._gradient, self._broken = bounds.finite(gradient), exact.is_nan | lost
         self._lead: Shape = self._rows.output.shape[:-1]
-        self._of_row = np.zeros(self._lead)  # D
+        self._row_sum = np.zeros(self._lead)  # D
         for pairs in self._pairs():
-            self._of_row[pairs.at] += np.sum(pairs.weights * pairs.products, axis=-1)
+            self._row_sum[pairs.at] += np.sum(pairs.weights * pairs.products, axis=-1)
         self._sums = self._new()
         for pairs in self._pairs():
-            logits = pairs.weights * (pairs.products - self._of_row[pairs.at][:, None])
+            logits = pairs.weights * (pairs.products - self._row_sum[pairs.at][:, None])
             scores = self._rows.scale * (logits if pairs.slope is None else logits * pairs.slope)
             self._add(self._sums, pairs, scores, pairs.weights, logits)
         self._sink = np.exp(self._rows.sink - self._rows.level) / self._rows.total
-        self._sums.sinks = -self._sink * self._of_row
+        self._sums.sinks = -self._sink * self._row_sum
         self.values = {
             name: np.where(self._reached(name, self._broken), np.nan, self._summed(name, self._sums)) for name in shapes
         }
@@ -96,12 +96,12 @@ class GoldenGradients:
         loose = ~np.isfinite(lse) | self._broken
         lse = np.where(loose, 0.0, lse)
         output = np.reshape(self._exact.bound(dtype, model, coherent), self._rows.output.shape)
-        of_row = self._of_row_error(chosen, lse, output)
+        row_sum = self._row_sum_error(chosen, lse, output)
         errors, sizes = self._new(), self._new()
         for pairs in self._pairs():
             weights, grown, products = self._pair_errors(pairs, chosen, lse)
-            gap = np.abs(pairs.products - self._of_row[pairs.at][:, None])
-            moved = products + of_row[pairs.at][:, None]
+            gap = np.abs(pairs.products - self._row_sum[pairs.at][:, None])
+            moved = products + row_sum[pairs.at][:, None]
             logits = pairs.weights * gap
             e = weights * gap + grown * moved + math.expm1(2 * u + _stored(chosen)) * grown * (gap + moved)
             scores, error = logits, e
@@ -115,8 +115,8 @@ class GoldenGradients:
             self._add(sizes, pairs, scale * (scores + error), grown, logits + e, size=True)
         sink = np.minimum(bounds.sink_error(self._rows, chosen) + lse + 3 * u + _stored(chosen), bounds.LARGEST_ERROR)
         sunk = self._sink * np.exp(sink)
-        errors.sinks = self._sink * np.expm1(sink) * np.abs(self._of_row) + sunk * of_row
-        sizes.sinks = sunk * (np.abs(self._of_row) + of_row)
+        errors.sinks = self._sink * np.expm1(sink) * np.abs(self._row_sum) + sunk * row_sum
+        sizes.sinks = sunk * (np.abs(self._row_sum) + row_sum)
         return {name: self._bound(name, errors, sizes, chosen, loose) for name in self._shapes}
 
     def _pairs(self) -> Iterator[Pairs]:
@@ -163,7 +163,7 @@ class GoldenGradients:
         products = np.where(pairs.block.visible, products + _stored(model) * np.abs(pairs.products), 0.0)
         return weights, pairs.weights + weights, products
 
-    def _of_row_error(self, model: Rounding, lse: Array, output: Array) -> Array:
+    def _row_sum_error(self, model: Rounding, lse: Array, output: Array) -> Array:
         """The largest error of D, whichever of the two ways it is computed, (..., H, R)."""
         import numpy as np
 
@@ -178,7 +178,7 @@ class GoldenGradients:
         size = np.sum(gradient * (np.abs(self._rows.output) + output), axis=-1)
         by_width = np.sum(gradient * output, axis=-1)
         by_width += math.expm1(min(1.0, model.of_sum(gradient.shape[-1]) + u + _stored(model))) * size
-        return np.maximum(by_keys, by_width) + _stored(model) * np.abs(self._of_row)
+        return np.maximum(by_keys, by_width) + _stored(model) * np.abs(self._row_sum)
 
     def _slope_error(self, pairs: Pairs, model: Rounding) -> Array:
         """The largest error of the soft cap's slope: what the score's own error makes of it, and its roundings."""

@@ -6,7 +6,7 @@ With P the weights, S the scaled scores, X the logits and G the gradient of the 
     dq = scale dS k   dk = scale dS^T q                 dv = P^T G
 
 summed over whatever was broadcast. Weights are recomputed in at least float32, and each gradient is rounded once. A
-tiled path calls `of_pairs` on a tile at a time, with rowsum(P dP) of all keys (T1).
+tiled path calls `pair_gradients` on a tile at a time, with rowsum(P dP) of all keys (T1).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from . import registry
 from .arguments import Call, check_call
-from .arrays import Array, Shape, describe, is_one_of, quiet, same_device, same_library
+from .arrays import Array, Shape, describe, quiet, same_device, same_library
 from .biases import Bias, Plain, Relative
 from .dtypes import is_float
-from .errors import GradientError, PathError
+from .errors import GradientError
 from .heads import stack_groups, unstack_groups
-from .pipeline import recorded_in, run_stages, weighted_sum, zero_filled
+from .pipeline import path_named, recorded_in, run_stages, weighted_sum, zero_filled
 
 
 class Gradients(NamedTuple):
@@ -72,8 +72,7 @@ def attention_vjp(
     (array([[-2.]]), array([[0.5],
            [0.5]]))
     """
-    if not is_one_of(path, ("dense", "tiled")):  # E4
-        raise PathError("path", "'dense' or 'tiled'", describe(path))
+    path_named(path)  # E4
     call = check_call(
         q,
         k,
@@ -127,27 +126,27 @@ class Parts(NamedTuple):
     k: Array
     v: Array
     logits: Array  #: (..., H, Lq, Lk)
-    of_row: Array  #: (..., H, Lq, 1), rowsum(P dP)
+    row_sum: Array  #: (..., H, Lq, 1), rowsum(P dP)
 
 
 def _backward(call: Call, gradient: Array) -> dict[str, Any]:
     """All gradients in the compute dtype, q, k and v with their own batch axes; bias is a list, one per term."""
     if 0 in call.scores_shape:
-        return nothing(call)
+        return zero_gradients(call)
     xp = call.library.xp
     seen: dict[str, Array] = {}
     _, lse = run_stages(call, recorded_in(seen))
-    parts = of_pairs(call, Pairs(seen["weights"], seen["visible"], seen["capped"]), gradient)
+    parts = pair_gradients(call, Pairs(seen["weights"], seen["visible"], seen["capped"]), gradient)
     found: dict[str, Any] = {"q": parts.q, "k": parts.k, "v": parts.v}
-    found["bias"] = [_of_term(call, term, parts.logits) for term in call.bias_terms()]
+    found["bias"] = [_term_gradient(call, term, parts.logits) for term in call.bias_terms()]
     if call.sinks is not None:
         visible = seen["visible"]
         reached = None if visible is None else xp.any(visible, axis=-1, keepdims=True)
-        found["sinks"] = of_sinks(call, call.sinks, lse[..., None], parts.of_row, reached)
+        found["sinks"] = sink_gradient(call, call.sinks, lse[..., None], parts.row_sum, reached)
     return found
 
 
-def of_pairs(call: Call, pairs: Pairs, gradient: Array, of_row: Array | None = None) -> Parts:
+def pair_gradients(call: Call, pairs: Pairs, gradient: Array, row_sum: Array | None = None) -> Parts:
     """The gradients that come of the given pairs, those of a tile if rowsum(P dP) over all keys is given."""
     xp, visible = call.library.xp, pairs.visible
     weights = _selected(call, pairs.weights, visible)  # (..., H, Lq, Lk)  D4
@@ -158,9 +157,9 @@ def of_pairs(call: Call, pairs: Pairs, gradient: Array, of_row: Array | None = N
     product = _selected(call, _row_products(call, gradient, v), visible)
     if broken is not None:
         product = _selected(call, xp.where(lost_rows(xp, broken), float("nan"), product), visible)
-    if of_row is None:
-        of_row = xp.sum(weights * product, axis=-1, keepdims=True)  # (..., H, Lq, 1); 0 for empty rows (D3)
-    logits = _selected(call, weights * (product - of_row), visible)
+    if row_sum is None:
+        row_sum = xp.sum(weights * product, axis=-1, keepdims=True)  # (..., H, Lq, 1); 0 for empty rows (D3)
+    logits = _selected(call, weights * (product - row_sum), visible)
     scores = logits
     if call.softcap is not None:
         share = pairs.capped / call.softcap  # the tanh
@@ -178,7 +177,7 @@ def of_pairs(call: Call, pairs: Pairs, gradient: Array, of_row: Array | None = N
         found["v"] = xp.where(met, float("nan"), found["v"])
     for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
         found[name] = summed_to(xp, found[name], tuple(x.shape))  # D2
-    return Parts(**found, logits=logits, of_row=of_row)
+    return Parts(**found, logits=logits, row_sum=row_sum)
 
 
 def lost_rows(xp: Any, gradient: Array) -> Array:
@@ -210,26 +209,26 @@ def _over_queries(call: Call, pairs: Array, x: Array) -> Array:
     return xp.matmul(pairs, stack_groups(xp, x, call.group))
 
 
-def of_sinks(call: Call, sinks: Array, lse: Array, of_row: Array, reached: Array | None = None) -> Array:
+def sink_gradient(call: Call, sinks: Array, lse: Array, row_sum: Array, reached: Array | None = None) -> Array:
     """(H, 1, 1): a sink takes its share of the row's weight, and has no value; reached tells which rows see a key  # D6
 
     None for reached means all, or that no sink is NaN or infinite, whose share of an empty row is NaN.
     """
     xp = call.library.xp
-    nothing = lse == -float("inf")  # where the sink is -inf too
-    given = -xp.exp(sinks - xp.where(nothing, 0.0, lse)) * of_row  # (..., H, Lq, 1)
+    level = xp.where(lse == -float("inf"), 0.0, lse)  # -inf only where the sink is -inf too
+    given = -xp.exp(sinks - level) * row_sum  # (..., H, Lq, 1)
     return summed_to(xp, given if reached is None else xp.where(reached, given, 0.0), tuple(sinks.shape))
 
 
-def _of_term(call: Call, term: Bias, logits: Array) -> Array | None:
+def _term_gradient(call: Call, term: Bias, logits: Array) -> Array | None:
     """The gradient of one term of the bias; None where it holds no array  # D7"""
     xp = call.library.xp
     if isinstance(term, Plain):
         return summed_to(xp, logits, tuple(term.array.shape))
-    return _of_table(call, term, logits) if isinstance(term, Relative) else None
+    return _table_gradient(call, term, logits) if isinstance(term, Relative) else None
 
 
-def _of_table(call: Call, term: Relative, logits: Array) -> Array:
+def _table_gradient(call: Call, term: Relative, logits: Array) -> Array:
     """(H, 2R + 1): each entry's pairs are those at its distance."""
     xp, heads, columns = call.library.xp, call.scores_shape[-3], []
     read = term.columns(call.frame())
@@ -246,7 +245,7 @@ def summed_to(xp: Any, x: Array, shape: Shape) -> Array:
     return xp.reshape(xp.sum(x, axis=axes, keepdims=True) if axes else x, shape)
 
 
-def nothing(call: Call) -> dict[str, Any]:
+def zero_gradients(call: Call) -> dict[str, Any]:
     """Zeros: there are no pairs (D3)."""
     xp = call.library.xp
 

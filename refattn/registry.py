@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 GROUP = "refattn.backends"
 PATHS = "refattn.paths"
-_TILED: dict[str, Callable[[Any], Any]] = {}
-_TILED_VJP: dict[str, Callable[[Any, Any], Any]] = {}
+_FOUND: dict[tuple[str, str], Callable[..., Any]] = {}  # by path and library
 NAMES = (
     *("name", "library", "distributions", "dtypes", "capabilities"),
     *("installed", "version", "devices", "array", "host"),
@@ -73,12 +72,7 @@ def get(name: str) -> Backend:
 @functools.cache
 def plugin_of(library: str) -> Backend | None:
     """The plugin for arrays of a library, named as its root module; None where there is none."""
-    for entry in _published():
-        with contextlib.suppress(BackendError):  # a broken plugin of another library is no concern here
-            plugin = _load(entry)
-            if plugin.library.partition(".")[0] == library:
-                return plugin
-    return None
+    return next(_plugins_of(library), None)
 
 
 def tiled(library: str) -> Callable[[Any], Any]:
@@ -86,8 +80,8 @@ def tiled(library: str) -> Callable[[Any], Any]:
 
     Raises PathError where no plugin offers either.
     """
-    _look_up(library, "tiled")
-    return _TILED[library]
+    _look_up("tiled", library)
+    return _FOUND["tiled", library]
 
 
 def tiled_vjp(library: str) -> Callable[[Any, Any], Any]:
@@ -95,15 +89,14 @@ def tiled_vjp(library: str) -> Callable[[Any, Any], Any]:
 
     Raises PathError where no plugin offers one, and where a plugin has tiles of its own but no derivatives of them.
     """
-    _look_up(library, "tiled_vjp")
-    return _TILED_VJP[library]
+    _look_up("tiled_vjp", library)
+    return _FOUND["tiled_vjp", library]
 
 
-def _look_up(library: str, path: str) -> bool:
-    """Puts a path of a library into its table, once; True."""
-    table: dict[str, Callable[..., Any]] = _TILED if path == "tiled" else _TILED_VJP
-    if library not in table:
-        table[library] = _find(library, path)
+def _look_up(path: str, library: str) -> bool:
+    """Puts a path of a library into the table, once; True."""
+    if (path, library) not in _FOUND:
+        _FOUND[path, library] = _find(path, library)
     return True
 
 
@@ -111,22 +104,31 @@ def _look_up(library: str, path: str) -> bool:
 _look_up._dynamo_marked_constant = True  # type: ignore[attr-defined]  # dynamo reads it
 
 
-def _find(library: str, path: str) -> Callable[..., Any]:
-    for entry in _published():
-        with contextlib.suppress(BackendError):  # a broken plugin of another library is no concern here
-            plugin: Any = _load(entry)
-            if plugin.library.partition(".")[0] == library and "tiled" in plugin.capabilities:
-                if not hasattr(plugin, path):
-                    expected = f"'dense', as the tiles of backend {plugin.name!r} have no derivatives"
-                    raise PathError("path", expected, "'tiled'")
-                compute: Callable[..., Any] = getattr(plugin, path)
-                return compute
+def _find(path: str, library: str) -> Callable[..., Any]:
+    """A path of the library's own plugin, else the generic one. Raises PathError."""
+    compute: Callable[..., Any]
+    for plugin in _plugins_of(library):
+        if "tiled" in plugin.capabilities:
+            if not hasattr(plugin, path):
+                expected = f"'dense', as the tiles of backend {plugin.name!r} have no derivatives"
+                raise PathError("path", expected, "'tiled'")
+            compute = getattr(plugin, path)
+            return compute
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=PATHS, name=path):
-        generic: Callable[..., Any] = entry.load()
-        return generic
+        compute = entry.load()
+        return compute
     raise PathError("path", f"'dense', as no plugin offers tiles for {library}", "'tiled'")
+
+
+def _plugins_of(library: str) -> Iterator[Backend]:
+    """The plugins for arrays of a library, named as its root module, that can be loaded."""
+    for entry in _published():
+        with contextlib.suppress(BackendError):  # a broken plugin of another library is no concern here
+            plugin = _load(entry)
+            if plugin.library.partition(".")[0] == library:
+                yield plugin
 
 
 def backends() -> tuple[BackendRecord, ...]:

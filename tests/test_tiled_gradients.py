@@ -29,7 +29,9 @@ def generic(
 ) -> None:
     """Lets the generic tiles take the place of what the library's plugin offers."""
     name = ROOTS.get(library.name, library.name)
-    monkeypatch.setitem(registry._TILED_VJP, name, lambda call, gradient: tiled_vjp(call, gradient, rows, keys))
+    monkeypatch.setitem(
+        registry._FOUND, ("tiled_vjp", name), lambda call, gradient: tiled_vjp(call, gradient, rows, keys)
+    )
 
 
 @pytest.fixture(params=[(1, 1), (2, 3), (5, 2), None], ids=["1x1", "2x3", "5x2", "own"])

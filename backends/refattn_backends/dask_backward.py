@@ -45,12 +45,12 @@ def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
     """All gradients as lazy arrays in the compute dtype, for that of the output, as `tiles_backward` gives them."""
     if 0 in call.scores_shape:
         return generic(call, gradient)
-    call, lse, of_row = forward(call, gradient)
+    call, lse, row_sum = forward(call, gradient)
     held = holds_dask(call)
     q, k, v = aligned(call, EVALUATED if held else CHUNK)
     leads = leads_of(q, k, v)
     places = dict(enumerate((*leads, q.chunks[-2], -1)))
-    arrays = [q, k, v, *(x.rechunk(places) for x in (gradient, lse, of_row))]
+    arrays = [q, k, v, *(x.rechunk(places) for x in (gradient, lse, row_sum))]
     blocks = [x.to_delayed(optimize_graph=False) for x in arrays]
     shared = delayed(Shared(call, held))
     scale = whole_block(call.scale) if isinstance(call.scale, da.Array) else call.scale
@@ -75,7 +75,7 @@ def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
                 sums[number].add(index, parts[number])
     found: dict[str, Any] = {name: sums[name].whole() for name in "qkv"}
     found["bias"] = as_terms(call, (sums[number].whole() if number in sums else None for number in range(len(terms))))
-    return found | sinks_found(call, gradient, lse, of_row, sums["reached"].whole() > 0.0)
+    return found | sinks_found(call, gradient, lse, row_sum, sums["reached"].whole() > 0.0)
 
 
 class _BlockSum:

@@ -41,8 +41,8 @@ def tiled_vjp(call: Call, gradient: Array, rows: int = ROWS, keys: int = KEYS) -
     q_len, k_len = map(len, call.tile)
     if 0 in call.scores_shape or (q_len <= 2 * rows and k_len <= 2 * keys):
         return generic(call, gradient, rows, keys)  # a handful of tiles needs no loop
-    call, lse, of_row = forward(call, gradient)
-    given = (gradient, lse, of_row)
+    call, lse, row_sum = forward(call, gradient)
+    given = (gradient, lse, row_sum)
     table, count = answers_of(call, rows, keys), q_len // rows
     sums, parts = _nothing(call), []
     if count:
@@ -57,7 +57,7 @@ def tiled_vjp(call: Call, gradient: Array, rows: int = ROWS, keys: int = KEYS) -
         parts.append(rest)
     of_q, reached = (jnp.concat(x, axis=-2) for x in zip(*parts, strict=True))
     found = {"q": of_q, "k": sums.k, "v": sums.v, "bias": as_terms(call, sums.terms)}
-    return found | sinks_found(call, gradient, lse, of_row, reached)
+    return found | sinks_found(call, gradient, lse, row_sum, reached)
 
 
 def _nothing(call: Call) -> _OfKeys:

@@ -15,7 +15,7 @@ import numpy as np
 
 from refattn.arguments import Call
 from refattn.arrays import Array, quiet
-from refattn.gradients import of_sinks, summed_to
+from refattn.gradients import sink_gradient, summed_to
 from refattn.partials import Partial
 from refattn.pipeline import zero_filled
 from refattn_backends import workers
@@ -72,14 +72,14 @@ def gradients_from(call: Call, gradient: Array, forward: Partial) -> dict[str, A
         return None
     solo = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]) <= SOLO
     with quiet(call.library), nullcontext() if solo else one_thread():
-        of_row = np.vecdot(gradient, output)  # (..., H, Lq)
-        sums = _Sums(call, gradient, np.where(empty, 0.0, lse), of_row, 1 if solo else workers.count())
+        row_sum = np.vecdot(gradient, output)  # (..., H, Lq)
+        sums = _Sums(call, gradient, np.where(empty, 0.0, lse), row_sum, 1 if solo else workers.count())
         sums.run()
         wide = {"q": sums.q_sum, "k": sums.k_sums[0], "v": sums.v_sums[0]}
         found: dict[str, Any] = {name: summed_to(np, x, getattr(call, name).shape) for name, x in wide.items()}  # D2
         found["bias"] = sums.bias_sums[0].gradients()
         if call.sinks is not None:
-            found["sinks"] = of_sinks(call, call.sinks, lse[..., None], of_row[..., None])
+            found["sinks"] = sink_gradient(call, call.sinks, lse[..., None], row_sum[..., None])
     return found
 
 
@@ -94,10 +94,10 @@ def _lost_when_scaled(call: Call) -> Array:
 class _Sums:
     """A call cut into jobs, and the sums that these add to."""
 
-    def __init__(self, call: Call, gradient: Array, lse: Array, of_row: Array, threads: int) -> None:
+    def __init__(self, call: Call, gradient: Array, lse: Array, row_sum: Array, threads: int) -> None:
         self.call, self.threads, self.batch = call, threads, call.scores_shape[:-3]
         heads, q_len, _ = call.scores_shape[-3:]
-        self.gradient, self.lse, self.of_row, self.kv_heads = gradient, lse, of_row, heads // call.group
+        self.gradient, self.lse, self.row_sum, self.kv_heads = gradient, lse, row_sum, heads // call.group
         # Invisible data that are not finite: every weight that they have is 0.
         q, k, v = (zero_filled(call, x)[0] for x in (call.q, call.k, call.v))
         self.overflow = _may_overflow(q, k, abs(call.scale)) or _may_overflow(gradient, v)
@@ -134,8 +134,8 @@ class _Sums:
         call, rows, heads = self.call, job.rows, slice(job.head, job.head + 1)
         at_head = (*job.entry, job.head)
         keys = _Keys(*(x[at_head][None] for x in (self.k, self.v, self.k_sums[job.part], self.v_sums[job.part])))
-        q, gradient, lse, of_row = (self._stacked(x, job) for x in (self.q, self.gradient, self.lse, self.of_row))
-        tile = _Tile(q * call.scale, gradient, lse, of_row, call.group, overflow=self.overflow)
+        q, gradient, lse, row_sum = (self._stacked(x, job) for x in (self.q, self.gradient, self.lse, self.row_sum))
+        tile = _Tile(q * call.scale, gradient, lse, row_sum, call.group, overflow=self.overflow)
         width = KEYS * max(1, ROWS // q.shape[1])
         tiles = shown(call, rows, range(call.scores_shape[-1]), width)
         for piece in (piece for tile_keys in tiles for piece in self.shown.pieces(rows, tile_keys)):
@@ -177,8 +177,8 @@ class _Tile:
     With overflow, invisible pairs may have scores or products that are not finite.
     """
 
-    def __init__(self, q: Array, gradient: Array, lse: Array, of_row: Array, group: int, *, overflow: bool) -> None:
-        self._q, self._gradient, self._lse, self._of_row = q, gradient, lse, of_row
+    def __init__(self, q: Array, gradient: Array, lse: Array, row_sum: Array, group: int, *, overflow: bool) -> None:
+        self._q, self._gradient, self._lse, self._row_sum = q, gradient, lse, row_sum
         self._group, self._overflow = group, overflow
         self._q_columns, self._gradient_columns = (np.ascontiguousarray(x.mT) for x in (q, gradient))
         self.q_sum = np.zeros_like(q)  # not yet scaled
@@ -195,7 +195,7 @@ class _Tile:
         weights = np.exp(x, out=x)
         keys.v_sum[...] += by_rows(weights, gradient, take("sum", keys.v.shape, dtype))
         x = by_rows(keys.v, self._gradient_columns[..., at], take("products", shape, dtype))
-        x -= self._of_row[:, None, at]
+        x -= self._row_sum[:, None, at]
         x *= weights
         if self._overflow and visible is not None:
             for pairs in (x,) if slope is None else (x, slope):

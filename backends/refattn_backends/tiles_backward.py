@@ -14,7 +14,7 @@ from refattn import registry
 from refattn.arguments import Call
 from refattn.arrays import Array, Shape, quiet
 from refattn.biases import Bias, Plain, Relative
-from refattn.gradients import Pairs, Parts, lost_rows, nothing, of_pairs, of_sinks, summed_to
+from refattn.gradients import Pairs, Parts, lost_rows, pair_gradients, sink_gradient, summed_to, zero_gradients
 from refattn.pipeline import empty_rows, logits_of, recorded_in, visibility, zero_filled
 from refattn_backends.tiles import cut, shown, spans
 
@@ -27,12 +27,12 @@ def tiled_vjp(call: Call, gradient: Array, rows: int = ROWS, keys: int = KEYS) -
     gradient is that of the output, (..., H, Lq, d_v) in the compute dtype. rows and keys are the largest tile.
     """
     if 0 in call.scores_shape:
-        return nothing(call)
+        return zero_gradients(call)
     with quiet(call.library):
-        call, lse, of_row = forward(call, gradient)
+        call, lse, row_sum = forward(call, gradient)
         sums = Sums(call, rows, keys)
-        sums.add_all(gradient, lse, of_row)
-        return sums.found() | sinks_found(call, gradient, lse, of_row, sums.reached.whole() > 0.0)
+        sums.add_all(gradient, lse, row_sum)
+        return sums.found() | sinks_found(call, gradient, lse, row_sum, sums.reached.whole() > 0.0)
 
 
 def forward(call: Call, gradient: Array) -> tuple[Call, Array, Array]:
@@ -47,26 +47,26 @@ def forward(call: Call, gradient: Array) -> tuple[Call, Array, Array]:
     return call, lse[..., None], call.library.xp.sum(finite * output, axis=-1, keepdims=True)
 
 
-def sinks_found(call: Call, gradient: Array, lse: Array, of_row: Array, reached: Array) -> dict[str, Array]:
+def sinks_found(call: Call, gradient: Array, lse: Array, row_sum: Array, reached: Array) -> dict[str, Array]:
     """The gradient of the sinks by name, if there are some; reached tells which rows see a key."""
     if call.sinks is None:
         return {}
     xp = call.library.xp
-    of_row = xp.where(lost_rows(xp, gradient), float("nan"), of_row)
-    return {"sinks": of_sinks(call, call.sinks, lse, of_row, reached)}
+    row_sum = xp.where(lost_rows(xp, gradient), float("nan"), row_sum)
+    return {"sinks": sink_gradient(call, call.sinks, lse, row_sum, reached)}
 
 
-def of_tile(call: Call, gradient: Array, lse: Array, of_row: Array) -> tuple[Parts, Array]:
+def of_tile(call: Call, gradient: Array, lse: Array, row_sum: Array) -> tuple[Parts, Array]:
     """What one tile adds to the gradients, and which of its pairs are visible, broadcastable to all.
 
-    gradient, lse and of_row are those of its rows, the last two (..., H, R, 1).
+    gradient, lse and row_sum are those of its rows, the last two (..., H, R, 1).
     """
     xp = call.library.xp
     seen: dict[str, Array] = {}
     visible, summands = visibility(call)
     logits = logits_of(call, visible, summands, recorded_in(seen), empty_rows(call, visible))
     weights = xp.exp(logits - lse)  # NaN in a row that sees no key, as anything may be at invisible pairs
-    parts = of_pairs(call, Pairs(weights, visible, seen["capped"]), gradient, of_row)
+    parts = pair_gradients(call, Pairs(weights, visible, seen["capped"]), gradient, row_sum)
     return parts, xp.ones((1, 1), dtype=xp.bool, device=call.device) if visible is None else visible
 
 
@@ -157,21 +157,21 @@ class Sums:
             return TileSum(self.call, of_rank_two(term.array), (self.rows, self.keys))
         return TileSum(self.call, shape := tuple(term.table.shape), shape) if isinstance(term, Relative) else None
 
-    def add_all(self, gradient: Array, lse: Array, of_row: Array) -> None:
-        """All tiles that the mask shows a pair of; gradient, lse and of_row are those of all rows."""
+    def add_all(self, gradient: Array, lse: Array, row_sum: Array) -> None:
+        """All tiles that the mask shows a pair of; gradient, lse and row_sum are those of all rows."""
         call = self.call
         for rows in spans(call.tile[0], self.rows):
             start = rows.start - call.tile[0].start
-            given = [x[..., start : start + len(rows), :] for x in (gradient, lse, of_row)]
+            given = [x[..., start : start + len(rows), :] for x in (gradient, lse, row_sum)]
             for keys in shown(call, rows, call.tile[1], self.keys):
                 answer = call.answer(rows, keys)
                 if answer != "none":
                     self._add(cut(call, rows, keys, masked=answer != "all"), *given)
 
-    def _add(self, tile: Call, gradient: Array, lse: Array, of_row: Array) -> None:
+    def _add(self, tile: Call, gradient: Array, lse: Array, row_sum: Array) -> None:
         xp = tile.library.xp
         row, key = (part.start - whole.start for part, whole in zip(tile.tile, self.call.tile, strict=True))
-        parts, visible = of_tile(tile, gradient, lse, of_row)
+        parts, visible = of_tile(tile, gradient, lse, row_sum)
         self.sums["q"].add((row, 0), parts.q)
         self.sums["k"].add((key, 0), parts.k)
         self.sums["v"].add((key, 0), parts.v)

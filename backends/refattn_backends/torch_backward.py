@@ -14,7 +14,7 @@ import torch
 
 from refattn.arguments import Call
 from refattn.arrays import Array
-from refattn.gradients import of_sinks, summed_to
+from refattn.gradients import sink_gradient, summed_to
 from refattn.partials import with_sinks
 from refattn_backends.tiles import cut
 from refattn_backends.tiles_backward import tiled_vjp as generic
@@ -44,8 +44,8 @@ def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
         for (name, part), at in zip(parts.items(), (rows, keys, keys), strict=True):
             found[name][..., at, :] += part
     if call.sinks is not None:
-        of_row = (gradient * whole.output).sum(dim=-1, keepdim=True)
-        found["sinks"] = of_sinks(call, call.sinks, whole.lse[..., None], of_row)
+        row_sum = (gradient * whole.output).sum(dim=-1, keepdim=True)
+        found["sinks"] = sink_gradient(call, call.sinks, whole.lse[..., None], row_sum)
     return {**found, "bias": []}
 
 

@@ -40,7 +40,7 @@ static void differentiate(const char *folder) {
         long b = row / (heads * q_len), h = row / q_len % heads, i = row % q_len;
         size_t first = (size_t)(b * kv_heads + h / (heads / kv_heads)) * k_len;
         double q_start = number("q_start", 0, b), k_start = number("k_start", 0, b);
-        double largest = -INFINITY, sum = 0, of_row = 0;
+        double largest = -INFINITY, sum = 0, row_sum = 0;
         for (long j = 0; j < k_len; j++) {
             int visible = (!causal || k_start + j <= q_start + i) && (!mask || mask[row * k_len + j]);
             weights[j] = visible ? 0 : -INFINITY;
@@ -56,10 +56,10 @@ static void differentiate(const char *folder) {
                 products[j] += (double)gradient[row * d_v + d] * v[(first + j) * d_v + d];
                 grad_v[(first + j) * d_v + d] += weights[j] * gradient[row * d_v + d];
             }
-            of_row += weights[j] * products[j];
+            row_sum += weights[j] * products[j];
         }
         for (long j = 0; j < k_len; j++) {
-            double score = weights[j] == 0 ? 0 : scale * weights[j] * (products[j] - (FAULT == 1 ? 0 : of_row));
+            double score = weights[j] == 0 ? 0 : scale * weights[j] * (products[j] - (FAULT == 1 ? 0 : row_sum));
             for (long d = 0; score != 0 && d < d_k; d++) {
                 grad_q[row * d_k + d] += score * k[(first + j) * d_k + d];
                 grad_k[(first + j) * d_k + d] += score * q[row * d_k + d];
