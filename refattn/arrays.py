@@ -32,7 +32,8 @@ class Library(NamedTuple):
 _LIBRARIES: dict[type, Library] = {}
 _COMPAT = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "dask": "dask.array"}
 _REFUSED = {"numpy.matrix", "numpy.ma.MaskedArray", "numpy.ma.core.MaskedArray"}
-_SPELLINGS = {"numpy": "NumPy", "torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "dask": "Dask"}
+# What their authors call them.
+SPELLINGS = {"numpy": "NumPy", "torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "dask": "Dask"}
 
 
 def library_of(x: Any, argument: str) -> Library:
@@ -94,7 +95,7 @@ def same_device(library: Library, device: Any, x: Array, argument: str) -> None:
 
 def spelled(library: Library) -> str:
     """The library's name as its authors write it."""
-    return _SPELLINGS.get(library.name, library.name)
+    return SPELLINGS.get(library.name, library.name)
 
 
 def describe(x: Any) -> str:

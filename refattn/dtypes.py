@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-COMPUTED = ("bfloat16", "float16", "float32", "float64")  # A4: the dtypes of q, k and v
+LOW, FULL = ("bfloat16", "float16"), ("float32", "float64")
+COMPUTED = (*LOW, *FULL)  # A4: the dtypes of q, k and v
 
 # What users of other libraries call them on a command line.
 ALIASES = {

@@ -29,8 +29,8 @@ def backward(q, k, v, grad_output, *, output, lse, causal=False, scale=None, q_s
     q, k, v, grad_output, output = (x.astype(wide) for x in (q, k, v, grad_output, output))
     scores, scale = scores_of(q, k, causal, scale, q_start)
     weights = np.exp(scores - lse[..., None])
-    of_row = np.sum(grad_output * output, axis=-1, keepdims=True)
-    grad_scores = weights * (grad_output @ np.swapaxes(v, -1, -2) - of_row) * scale
+    row_sum = np.sum(grad_output * output, axis=-1, keepdims=True)
+    grad_scores = weights * (grad_output @ np.swapaxes(v, -1, -2) - row_sum) * scale
     grad_q, grad_k = grad_scores @ k, np.swapaxes(grad_scores, -1, -2) @ q
     grad_v = np.swapaxes(weights, -1, -2) @ grad_output
     return grad_q.astype(dtype), grad_k.astype(dtype), grad_v.astype(dtype)

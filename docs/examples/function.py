@@ -16,8 +16,8 @@ class Attention(torch.autograd.Function):
     def backward(ctx, grad_output):
         q, k, v, weights = ctx.saved_tensors
         grad_weights = grad_output.float() @ v.float().mT
-        of_row = (weights * grad_weights).sum(dim=-1, keepdim=True)
-        grad_scores = weights * (grad_weights - of_row) * ctx.scale
+        row_sum = (weights * grad_weights).sum(dim=-1, keepdim=True)
+        grad_scores = weights * (grad_weights - row_sum) * ctx.scale
         grad_q, grad_k = grad_scores @ k.float(), grad_scores.mT @ q.float()
         grad_v = weights.mT @ grad_output.float()
         return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None

@@ -57,7 +57,7 @@ def _descriptor(written: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _moved(target: int) -> Iterator[None]:
     """File descriptor 1 is another one inside; nothing happens where there is none."""
-    _flush()
+    flush()
     try:
         kept = os.dup(1)
     except OSError:
@@ -67,19 +67,19 @@ def _moved(target: int) -> Iterator[None]:
         os.dup2(target, 1)
         yield
     finally:
-        _flush()
+        flush()
         os.dup2(kept, 1)
         os.close(kept)
 
 
-def _flush() -> None:
+def flush() -> None:
     """Empties Python's buffer and those of the C library, so that each text goes where it was written to."""
     for stream in (sys.stdout, sys.__stdout__):
         with contextlib.suppress(Exception):
             if stream is not None:
                 stream.flush()
-    if _C is not None:
-        _C.fflush(None)
+    if C_LIBRARY is not None:
+        C_LIBRARY.fflush(None)
 
 
 def _c_library() -> ctypes.CDLL | None:
@@ -91,4 +91,4 @@ def _c_library() -> ctypes.CDLL | None:
     return library
 
 
-_C = _c_library()
+C_LIBRARY = _c_library()

@@ -20,7 +20,6 @@ from refattn.dtypes import COMPUTED
 # Makes an array of the target's library from a host array.
 Convert = Callable[[Array], Array]
 
-FULL = ("float32", "float64")
 LAYOUTS = ("contiguous", "permuted", "transposed", "sliced", "expanded", "reversed")
 
 

@@ -19,6 +19,7 @@ from refattn.conformance.judge import (
     error_over_bound,
     form_fault,
     hint_of_float32,
+    not_judgeable,
     ratios_of,
     worst_of,
 )
@@ -26,7 +27,7 @@ from refattn.conformance.targets.base import in_words
 from refattn.dtypes import COMPUTED, dtype_name, is_float8
 from refattn.errors import ModelError
 from refattn.goldens import Golden, golden
-from refattn.on_host import host, plain_options
+from refattn.on_host import host, plain_options, wide
 from refattn.rounding import MODELS, ROUNDOFF, Model, described
 
 # Rows on which other readings of the arguments are tried, and numbers of rows and heads that a message lists.
@@ -79,10 +80,10 @@ def explained(
     claim = Claim(claimed(dtype, actual), model, coherent)
     picked = np.arange(q.shape[-2])[slice(None) if rows is None else np.asarray(rows, dtype=int)]
     output, whole = _of_rows(host(actual), picked, q.shape[-2], axis=-2)
-    result = Result(output=_wide(output), dtype=claim.dtype)
+    result = Result(output=wide(output), dtype=claim.dtype)
     if lse is not None:
         sums, _ = _of_rows(host(lse), picked, q.shape[-2], axis=-1)
-        result = Result(output=result.output, dtype=claim.dtype, lse=_wide(sums), lse_dtype=dtype_name(lse.dtype))
+        result = Result(output=result.output, dtype=claim.dtype, lse=wide(sums), lse_dtype=dtype_name(lse.dtype))
     if fault := _form(exact, result, claim, actual, q, dtype):
         return fault
     place = worst_of(exact, result, *claim)
@@ -91,7 +92,7 @@ def explained(
     shown = _renumbered(place, picked) if whole else place
     numbers = picked if whole else np.arange(len(picked))
     if math.isnan(place.ratio):
-        return f"nothing follows: rounding alone may move a logit by 1 or more at {shown.what}{list(shown.at)}"
+        return not_judgeable(shown).message
     diagnosis = _diagnosis(Call(q, k, v, options), exact, result, claim, place, picked) if diagnosed else ""
     return "\n".join([f"{diagnosis}{shown}", *_details(exact, result, claim, place, numbers)])
 
@@ -155,7 +156,7 @@ def _diagnosis(call: Call, exact: Golden, result: Result, claim: Claim, place: P
 def problem_of_call(call: Call, claim: Claim) -> Problem:
     """A small call with its mask and its biases as plain arrays."""
     given = call.options
-    arrays = {name: _wide(host(getattr(call, name))) for name in ("q", "k", "v")}
+    arrays = {name: wide(host(getattr(call, name))) for name in ("q", "k", "v")}
     scale, softcap = (None if given.get(name) is None else float(host(given[name])) for name in ("scale", "softcap"))
     starts = [given.get("q_start"), given.get("k_start", 0)]
     q_start, k_start = (x if x is None or isinstance(x, int) else host(x) for x in starts)
@@ -168,7 +169,7 @@ def problem_of_call(call: Call, claim: Claim) -> Problem:
         causal=bool(given.get("causal")),
         shown=shown,
         bias=bias,
-        sinks=None if given.get("sinks") is None else _wide(host(given["sinks"])),
+        sinks=None if given.get("sinks") is None else wide(host(given["sinks"])),
         q_start=q_start,
         k_start=k_start,
         coherent=claim.coherent,
@@ -229,7 +230,3 @@ def _renumbered(place: Place, picked: Array) -> Place:
     at = list(place.at)
     at[axis] = int(picked[at[axis]])
     return place._replace(at=tuple(at))
-
-
-def _wide(x: Array) -> Array:
-    return np.asarray(x, dtype=np.float64)

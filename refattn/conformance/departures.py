@@ -14,8 +14,9 @@ import numpy as np
 
 from refattn.arrays import Array
 from refattn.conformance.case import Problem
-from refattn.conformance.judge import LOW, Result, form_fault, golden_of, side_effects, worst_of
+from refattn.conformance.judge import Result, form_fault, golden_of, side_effects, widest_model, worst_of
 from refattn.conformance.plain import rounded
+from refattn.dtypes import LOW
 from refattn.rounding import Model
 
 # What a problem and its result may stand for without a departure: several where more than one is right.
@@ -55,8 +56,7 @@ def _holds(problem: Problem, result: Result, model: Model | None) -> bool:
     golden = golden_of(problem, weights=result.weights is not None)
     if form_fault(golden, result, problem.dtype) or side_effects(result):
         return False
-    chosen = model or Model(stored=problem.dtype in LOW)
-    ratio = worst_of(golden, result, problem.dtype, chosen, problem.coherent).ratio
+    ratio = worst_of(golden, result, problem.dtype, model or widest_model(problem.dtype), problem.coherent).ratio
     return ratio <= 1 or math.isnan(ratio)
 
 

@@ -16,12 +16,12 @@ from refattn.conformance.diagnosis.gradient_where import where
 from refattn.conformance.diagnosis.gradients import likeness
 from refattn.conformance.diagnosis.rows import Call
 from refattn.conformance.gradients import golden_gradients_of, worst_gradient
-from refattn.conformance.judge import Result
+from refattn.conformance.judge import Result, not_judgeable
 from refattn.conformance.targets.base import in_words
 from refattn.dtypes import COMPUTED, dtype_name, is_float, is_float8
 from refattn.errors import GradientError, InputsError
 from refattn.goldens import golden
-from refattn.on_host import host
+from refattn.on_host import host, wide
 from refattn.rounding import ROUNDOFF, Model
 
 
@@ -48,7 +48,7 @@ def explained(
     # Each in its own dtype, which is mostly one.
     lines = []
     for stored in dict.fromkeys(claimed(dtype, x) for x in named.values()):
-        some = {name: _wide(x) for name, x in named.items() if claimed(dtype, x) == stored}
+        some = {name: wide(host(x)) for name, x in named.items() if claimed(dtype, x) == stored}
         lines += _wrong(replace(problem, dtype=stored), some, model)
     return "\n".join(lines)
 
@@ -61,7 +61,7 @@ def _wrong(problem: Problem, gradients: dict[str, Array], model: str | Model) ->
     if place.ratio <= 1:
         return []
     if math.isnan(place.ratio):
-        return [f"nothing follows: rounding alone may move a logit by 1 or more at {place.what}{list(place.at)}"]
+        return [not_judgeable(place).message]
     alike = _within_another(problem, result, model) or likeness(problem, result)
     return [f"{alike}: {place}" if alike else str(place), *where(problem, result, model).split("; ")]
 
@@ -103,8 +103,8 @@ def _problem(call: Call, grad_output: Array, claim: Claim, given: dict[str, Any]
     if bias is not None:
         if not is_array(bias):
             raise InputsError("bias", "an array, where gradients are judged", in_words(bias))
-        problem = replace(problem, bias=_wide(bias))
-    return replace(problem, grad_output=_wide(grad_output))
+        problem = replace(problem, bias=wide(host(bias)))
+    return replace(problem, grad_output=wide(host(grad_output)))
 
 
 def _form(name: str, x: Any, argument: Array, asked: Any) -> str:
@@ -121,7 +121,3 @@ def _form(name: str, x: Any, argument: Array, asked: Any) -> str:
         advice = f"; say dtype={own!r} if that is meant" if own in COMPUTED else ""
         return f"the gradient of {name} has dtype {own}, expected that of {name}, {wanted} [D1]{advice}"
     return ""
-
-
-def _wide(x: Array) -> Array:
-    return np.asarray(host(x), dtype=np.float64)

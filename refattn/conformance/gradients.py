@@ -8,19 +8,20 @@ import numpy as np
 
 from refattn.conformance.case import Problem
 from refattn.conformance.judge import (
-    LOW,
+    OF,
     Judgement,
     Place,
     Result,
     golden_of,
     judge_unfused,
     not_judgeable,
+    worst_among,
     worst_place,
 )
+from refattn.dtypes import LOW
 from refattn.golden_gradients import GoldenGradients
 from refattn.rounding import Model
 
-OF = "gradient of "
 # What files call the gradients of the arguments.
 FILED = {"q": "grad_q", "k": "grad_k", "v": "grad_v", "bias": "grad_bias", "sinks": "grad_sinks"}
 
@@ -64,8 +65,7 @@ def worst_gradient(problem: Problem, result: Result, exact: GoldenGradients, mod
     for name, actual in result.gradients.items():
         narrower = None if model == "fused" else fused[name]
         places.append(worst_place(OF + name, actual, exact.values[name], bounds[name], narrower))
-    found = [place for place in places if place is not None] or [Place(OF + "q", (), 0.0, 0.0, 0.0)]
-    return max(found, key=lambda place: 1.0 if math.isnan(place.ratio) else place.ratio)
+    return worst_among(places, f"{OF}q")
 
 
 def is_of_gradient(judged: Judgement) -> bool:

@@ -7,6 +7,7 @@ tolerance: an element passes if its error is within the bound that `refattn.boun
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,11 +16,13 @@ import numpy as np
 from refattn.arrays import Array
 from refattn.bounds import ROUNDOFF, Model
 from refattn.conformance.case import Problem
+from refattn.dtypes import LOW
 from refattn.goldens import Golden, golden_visible
 
-LOW = ("bfloat16", "float16")
 # Bounds about as small as float32's smallest normal number are those of a result that is exactly 0.
 NOTHING = 2.0**-125
+# How places in gradients are called, before the name of the argument.
+OF = "gradient of "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,11 @@ class Place(NamedTuple):
         """Error over bound; infinite for a wrong NaN or infinity, or an error where none is allowed."""
         return error_over_bound(self.actual, self.expected, self.bound)
 
+    @property
+    def rank(self) -> float:
+        """To compare by: what cannot be judged is worse than any place that is right, and better than any wrong."""
+        return 1.0 if math.isnan(self.ratio) else self.ratio
+
     def __str__(self) -> str:
         at = f"{self.what}[{', '.join(map(str, self.at))}] is {self.actual:.9g}, expected {self.expected:.9g}"
         error = abs(self.actual - self.expected)
@@ -73,7 +81,7 @@ class Place(NamedTuple):
             return at
         if self.expected == 0 and self.bound <= NOTHING:
             why = {"weight": " (hidden key)", "output": " (only hidden keys hold anything else)"}.get(self.what, "")
-            why = " (nothing visible depends on it)" if self.what.startswith("gradient") else why
+            why = " (nothing visible depends on it)" if self.what.startswith(OF) else why
             return at.replace("expected 0", f"expected exactly 0{why}")
         if self.bound == 0:
             return f"{at} exactly"
@@ -93,6 +101,11 @@ class Judgement:
     message: str = ""
     place: Place | None = None
     fault: str = ""
+
+
+def widest_model(dtype: str) -> str:
+    """The widest of the rounding models that need no declaration."""
+    return "unfused" if dtype in LOW else "fused"
 
 
 def judge(problem: Problem, result: Result, model: str | None = None) -> Judgement:
@@ -225,11 +238,14 @@ def worst_of(golden: Golden, result: Result, dtype: str, model: str | Model, coh
         fused = bound(dtype, "fused", coherent)
         bounds = (fused,) if model == "fused" else (bound(dtype, model, coherent), fused)
         places.append(worst_place(what, actual, expected, *bounds))
-    found = [place for place in places if place is not None]
-    if not found:
-        return Place("output", (), 0.0, 0.0, 0.0)
-    # A NaN ratio is a place that cannot be judged: worse than any that is right, better than any that is wrong.
-    return max(found, key=lambda place: 1.0 if math.isnan(place.ratio) else place.ratio)
+    return worst_among(places, "output")
+
+
+def worst_among(places: Iterable[Place | None], what: str) -> Place:
+    """The worst of some places, None standing for no elements; a right one of that name where there is none."""
+    return max(
+        (place for place in places if place), key=lambda place: place.rank, default=Place(what, (), 0.0, 0.0, 0.0)
+    )
 
 
 def judge_unfused(fused: Place, unfused: Place, dtype: str) -> Judgement:
@@ -250,7 +266,7 @@ def judge_unfused(fused: Place, unfused: Place, dtype: str) -> Judgement:
 
 def _output_holds(problem: Problem, golden: Golden, result: Result, model: str | None) -> bool:
     """Whether the output alone is within its bound."""
-    model = model or ("unfused" if problem.dtype in LOW else "fused")
+    model = model or widest_model(problem.dtype)
     return error_over_bound(result.output, golden.output, golden.bound(problem.dtype, model, problem.coherent)) <= 1
 
 

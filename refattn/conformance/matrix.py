@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from refattn.conformance.case import Case
-from refattn.conformance.cases import all_cases
+from refattn.conformance.cases import problem_cases
 from refattn.conformance.faults import CONTROLS, FAULTS, Fault
 from refattn.conformance.faults.catch import ENOUGH, catch, records_of, target_of
 from refattn.conformance.faults.ordinary import DEFAULT, LOOSE, close, seen_by_ordinary_tests
@@ -54,6 +53,7 @@ def matrix(library: str) -> dict[str, Any]:
     faults = [_fault(fault, library, dtypes) for fault in FAULTS if not fault.libraries or library in fault.libraries]
     controls = [_control(control, library, dtypes) for control in CONTROLS]
     pairs = [pair for fault in faults for pair in fault["dtypes"].values()]
+    tolerances = _tolerances(library, dtypes)
     asked = [pair for pair in pairs if pair["default"] is not None]
     ratios = sorted(pair["ratio"] for pair in pairs if not isinstance(pair["ratio"], str))
     return {
@@ -73,9 +73,9 @@ def matrix(library: str) -> dict[str, Any]:
             "ordinary_missed_by_the_bound": sum(not pair["bound"] for pair in asked),
             "right_results": sum(control["judged"] for control in controls),
             "accused": sum(len(control["accused"]) for control in controls),
-            "right_results_of_fixed_tolerances": sum(tried["results"] for tried in _tolerances(library, dtypes)),
-            "accused_by_assert_close": sum(tried["default"] for tried in _tolerances(library, dtypes)),
-            "accused_by_one_percent": sum(tried["loose"] for tried in _tolerances(library, dtypes)),
+            "right_results_of_fixed_tolerances": sum(tried["results"] for tried in tolerances),
+            "accused_by_assert_close": sum(tried["default"] for tried in tolerances),
+            "accused_by_one_percent": sum(tried["loose"] for tried in tolerances),
         },
         "faults": faults,
         "controls": controls,
@@ -111,21 +111,12 @@ EXEMPT = (
     *("numbers.scores_beyond_float16", "levels.negative_scores_beyond_float16"),
     "vectors.N1.scores_beyond_float16.base-2",
 )
-_TOLERANCES: dict[str, list[dict[str, int]]] = {}
-
-
-def problem_cases(dtype: str) -> list[Case]:
-    """The cases that any implementation can run."""
-    return [case for case in all_cases() if case.build is not None and dtype in case.dtypes]
 
 
 def _tolerances(library: str, dtypes: Iterable[str]) -> list[dict[str, int]]:
     """How many results of right implementations a fixed tolerance calls wrong, on all problems."""
-    if library not in _TOLERANCES:
-        _TOLERANCES[library] = [
-            _tried(control, library, dtype) for control in CONTROLS if control.name in RIGHT for dtype in dtypes
-        ]
-    return _TOLERANCES[library]
+    right = [control for control in CONTROLS if control.name in RIGHT]
+    return [_tried(control, library, dtype) for control in right for dtype in dtypes]
 
 
 def _tried(control: Fault, library: str, dtype: str) -> dict[str, int]:

@@ -74,10 +74,10 @@ class _Sums:
         weights = evaluation.row(index).weights
         values = {j: [exact(float(x)) for x in evaluation.v[(*kv, j)]] for j in seen}
         products = {j: _dot(gradient, values[j]) for j in seen}
-        of_row = sum((weights[j] * products[j] for j in seen), fmpq(0))
+        row_sum = sum((weights[j] * products[j] for j in seen), fmpq(0))
         for j in seen:
             self._add("v", (*kv, j), [weights[j] * x for x in gradient])
-            logit = weights[j] * (products[j] - of_row)
+            logit = weights[j] * (products[j] - row_sum)
             self._add_bias((*index, j), logit)
             raw = evaluation.score(index, (*kv, j), flint.ctx.prec)
             score = evaluation.scaled(logit * self._slope(evaluation.scaled(raw)))
@@ -85,7 +85,7 @@ class _Sums:
             self._add("k", (*kv, j), [score * exact(float(x)) for x in evaluation.q[index]])
         if "sinks" in self.arrays and np.isfinite(evaluation.sinks[head]):
             share = 1 - sum((weights[j] for j in seen), fmpq(0))
-            self._add_one("sinks", (head,), -share * of_row)
+            self._add_one("sinks", (head,), -share * row_sum)
 
     def _slope(self, scaled: Exact) -> Exact:
         if self.call.softcap is None:

@@ -41,3 +41,8 @@ CHAPTERS = (
 def all_cases() -> tuple[Case, ...]:
     """Every case, in reading order."""
     return tuple(case for chapter in CHAPTERS for case in chapter.CASES.cases)
+
+
+def problem_cases(dtype: str) -> list[Case]:
+    """The calls of attention in a dtype, which any implementation can be asked."""
+    return [case for case in all_cases() if case.build is not None and dtype in case.dtypes]

@@ -13,7 +13,7 @@ from refattn.conformance.expect import expect, expect_equal, expect_error, expec
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw, positions, precision
 from refattn.conformance.tracked import pair_sums, turned, turning_error
-from refattn.dtypes import COMPUTED
+from refattn.dtypes import COMPUTED, FULL
 from refattn.errors import BiasError, RotaryError
 
 CASES = Chapter("biases")
@@ -160,7 +160,7 @@ def rotary_arguments(api: Api) -> None:
     expect_error(RotaryError, "positions", rope, x, "0123", style="half")
 
 
-@CASES.check("B6", dtypes=("float32", "float64"))
+@CASES.check("B6", dtypes=FULL)
 def rotary_is_relative(api: Api) -> None:
     """Scores of rotated queries and keys depend on position differences only; those of unequal differences differ."""
     data = api.draw.qkv(6, 6)
@@ -178,7 +178,7 @@ def rotary_is_relative(api: Api) -> None:
         expect(float(np.max(np.abs(scores(0, 2) - scores(0)))) > 1e-2, f"{style}: twice the distance, the same scores")
 
 
-@CASES.check("B7", "M16", dtypes=("float32", "float64"))
+@CASES.check("B7", "M16", dtypes=FULL)
 def rotary_positions(api: Api) -> None:
     """Positions are (L,), or a row per batch entry: with left padding they count kept keys from 0."""
     data = api.draw.qkv(6, 6)

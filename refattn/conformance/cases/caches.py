@@ -8,13 +8,13 @@ import numpy as np
 
 from refattn import KVCache, attend, masks
 from refattn.arrays import Array
-from refattn.conformance.case import FULL, Api, Chapter, Problem, Unsupported
+from refattn.conformance.case import Api, Chapter, Problem, Unsupported
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import error_over_bound, golden_of
 from refattn.conformance.models import Decoder
 from refattn.conformance.plain import Draw, indices
 from refattn.conformance.tracked import turned
-from refattn.dtypes import COMPUTED
+from refattn.dtypes import COMPUTED, FULL
 from refattn.errors import CacheError, CapacityError, ConsumedCacheError
 
 CASES = Chapter("caches")

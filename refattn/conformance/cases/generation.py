@@ -8,10 +8,11 @@ import numpy as np
 
 from refattn import KVCache, PagedKVCache, RollingKVCache
 from refattn.arrays import Array
-from refattn.conformance.case import FULL, Api, Chapter
+from refattn.conformance.case import Api, Chapter
 from refattn.conformance.expect import expect_equal, expect_within
 from refattn.conformance.models import HEAD_WIDTH, KV_HEADS, PAD, WIDTH, WORDS, Decoder
 from refattn.conformance.tracked import Tracked
+from refattn.dtypes import FULL
 
 CASES = Chapter("generation")
 

@@ -9,13 +9,14 @@ import numpy as np
 
 from refattn import attention, attention_vjp, biases, masks
 from refattn.arrays import Array
-from refattn.conformance.case import FULL, Api, Chapter, Problem, Unsupported
+from refattn.conformance.case import Api, Chapter, Problem, Unsupported
 from refattn.conformance.cases.levels import heavy_tails
 from refattn.conformance.expect import expect, expect_equal
 from refattn.conformance.gradients import golden_gradients_of
 from refattn.conformance.judge import error_over_bound
 from refattn.conformance.plain import LARGEST, Draw, causal_pairs, indices
 from refattn.conformance.targets import autodiff
+from refattn.dtypes import FULL
 
 CASES = Chapter("gradients")
 

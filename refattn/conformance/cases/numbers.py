@@ -13,7 +13,7 @@ from refattn.conformance.case import Api, Chapter, Problem, Unsupported
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw
-from refattn.dtypes import COMPUTED
+from refattn.dtypes import COMPUTED, LOW
 from refattn.errors import MaskArgumentError
 from refattn.goldens import golden
 
@@ -41,7 +41,7 @@ def scores_beyond_float16(draw: Draw) -> Problem:
     return Problem(dtype=draw.dtype, q=q, k=k, v=v, scale=0.125, known=known)
 
 
-@CASES.problem("N1", dtypes=("bfloat16", "float16"))
+@CASES.problem("N1", dtypes=LOW)
 def sum_of_many_weights(draw: Draw) -> Problem:
     """The sum of 512 like weights is accumulated in at least float32: in 8 or 11 bits it would stop growing."""
     data = draw.qkv(2, 512, batch=(1,), d_k=16, d_v=4, spread=0.25)
@@ -49,7 +49,7 @@ def sum_of_many_weights(draw: Draw) -> Problem:
     return Problem(**{**data, "v": draw.exact(data["v"])}, coherent=True)
 
 
-@CASES.problem("N1", dtypes=("bfloat16", "float16"))
+@CASES.problem("N1", dtypes=LOW)
 def output_of_many_weights(draw: Draw) -> Problem:
     """The mean of 8192 like values is accumulated in at least float32: each adds less than 8 or 11 bits can show."""
     data = draw.qkv(1, 8192, batch=(1,), heads=1, d_k=1, d_v=2)
@@ -57,7 +57,7 @@ def output_of_many_weights(draw: Draw) -> Problem:
     return Problem(**data, coherent=True)
 
 
-@CASES.problem("N1", dtypes=("bfloat16", "float16"))
+@CASES.problem("N1", dtypes=LOW)
 def scores_of_many_products(draw: Draw) -> Problem:
     """Scores of 4096 and 2048 ones are 8 and 4 when scaled: a sum in 8 or 11 bits stops growing and ends with a tie."""
     q, k, v = np.ones((1, 1, 1, 4096)), np.ones((1, 1, 2, 4096)), np.asarray([[[[0.0], [8.0]]]])

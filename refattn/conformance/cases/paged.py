@@ -6,11 +6,12 @@ import numpy as np
 
 from refattn import PagedKVCache, attend
 from refattn.arrays import Array
-from refattn.conformance.case import FULL, Api, Chapter, Problem
+from refattn.conformance.case import Api, Chapter, Problem
 from refattn.conformance.cases.caches import PROMPT, STEPS, generate
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
 from refattn.conformance.models import Decoder
+from refattn.dtypes import FULL
 from refattn.errors import CacheError, CapacityError, ConsumedCacheError
 
 CASES = Chapter("paged")

@@ -8,12 +8,13 @@ import numpy as np
 
 from refattn import RollingKVCache, attend
 from refattn.arrays import Array
-from refattn.conformance.case import FULL, Api, Chapter, Problem
+from refattn.conformance.case import Api, Chapter, Problem
 from refattn.conformance.cases.caches import generate
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
 from refattn.conformance.models import Decoder
 from refattn.conformance.plain import Draw, known_output, positions, precision, published
+from refattn.dtypes import FULL
 from refattn.errors import CacheError, ConsumedCacheError
 
 CASES = Chapter("rolling")

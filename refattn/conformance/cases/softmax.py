@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from refattn import attention, attention_stages, attention_with_lse
-from refattn.conformance.case import FULL, Api, Chapter, Problem
+from refattn.conformance.case import Api, Chapter, Problem
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw, causal_pairs, indices
-from refattn.dtypes import COMPUTED
+from refattn.dtypes import COMPUTED, FULL
 from refattn.errors import SinkError
 
 CASES = Chapter("softmax")

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from refattn import Partial, attention, attention_vjp, attention_with_lse, masks, merge
-from refattn.conformance.case import FULL, Api, Chapter, Problem, Unsupported
+from refattn.conformance.case import Api, Chapter, Problem, Unsupported
 from refattn.conformance.expect import expect, expect_equal, expect_error, expect_within
 from refattn.conformance.gradients import golden_gradients_of
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import Draw, precision
+from refattn.dtypes import FULL
 from refattn.errors import PartialError, PathError
 
 CASES = Chapter("tiling")

@@ -12,7 +12,8 @@ import numpy as np
 from refattn.arrays import Array
 from refattn.bounds import ROUNDOFF
 from refattn.conformance.case import Problem
-from refattn.conformance.judge import LOW, Judgement, Result, golden_of, ratios_of
+from refattn.conformance.judge import Judgement, Result, golden_of, ratios_of
+from refattn.dtypes import LOW
 from refattn.goldens import Golden
 
 # A prediction fits up to so many times the bound: it has a rounding error of its own, and so has what came.

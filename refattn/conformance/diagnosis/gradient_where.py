@@ -8,7 +8,7 @@ from refattn.arrays import Array
 from refattn.conformance.case import Problem
 from refattn.conformance.diagnosis.where import indices_in_words
 from refattn.conformance.gradients import golden_gradients_of
-from refattn.conformance.judge import LOW, Result, ratios_of
+from refattn.conformance.judge import Result, ratios_of, widest_model
 from refattn.rounding import Model
 
 # What the axes of each gradient are, the last one first.
@@ -47,7 +47,7 @@ def where(problem: Problem, result: Result, model: str | Model | None = None) ->
 def comparable(problem: Problem, result: Result, model: str | Model | None = None) -> dict[str, Array]:
     """The gradients that have the right shape, and which of their elements are wrong."""
     exact = golden_gradients_of(problem)
-    bounds = exact.bounds(problem.dtype, model or ("unfused" if problem.dtype in LOW else "fused"), problem.coherent)
+    bounds = exact.bounds(problem.dtype, model or widest_model(problem.dtype), problem.coherent)
     return {
         name: ratios_of(x, exact.values[name], bounds[name]) > 1
         for name, x in result.gradients.items()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from refattn.conformance.cases import all_cases
+from refattn.conformance.cases import problem_cases
 from refattn.conformance.faults import FAULTS, Fault
 from refattn.conformance.faults.catch import target_of
 from refattn.conformance.records import Report
@@ -71,8 +71,7 @@ def measure(faults: Iterable[Fault], library: str, dtypes: Sequence[str] | None 
 
 def report_of(fault: Fault, library: str, dtype: str) -> Report:
     """The report on a fault, of all problems in one dtype."""
-    pairs = [(case, dtype) for case in all_cases() if case.build is not None and dtype in case.dtypes]
-    return run_suite(target_of(fault, library), pairs, DEFAULT_SEED)
+    return run_suite(target_of(fault, library), [(case, dtype) for case in problem_cases(dtype)], DEFAULT_SEED)
 
 
 def _named(fault: Fault, library: str, dtype: str) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from refattn.conformance.diagnosis.readings import readings
 from refattn.conformance.diagnosis.tiles import tilings
 from refattn.conformance.diagnosis.where import where
 from refattn.conformance.faults import Fault, named
-from refattn.conformance.judge import LOW, Judgement, Result
+from refattn.conformance.judge import Judgement, Result
+from refattn.dtypes import LOW
 
 LIMIT_S = 3.0
 # Pairs of query and key beyond which predictions take too long for a report, and beyond which pairs of faults do.

@@ -16,7 +16,7 @@ from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import write_npz
 from refattn.conformance.exchange.words import options_of
 from refattn.conformance.gradients import FILED, golden_gradients_of
-from refattn.conformance.judge import LOW, Result, golden_of, judge
+from refattn.conformance.judge import Result, golden_of, judge, widest_model
 from refattn.conformance.records import BROKEN, Record
 
 OPTIONS = ("library", "convention", "gradients")
@@ -115,16 +115,15 @@ def load(path: str | Path) -> Call:
     (group,) = read_groups(Path(path).with_suffix(".npz"))
     check_group(group)
     problem = problem_of(group)
-    model = "unfused" if problem.dtype in LOW else "fused"
-    options = options_of(problem) | {"dtype": problem.dtype, "model": model, "coherent": problem.coherent}
-    return Call(problem, problem.q, problem.k, problem.v, options)
+    claim = {"dtype": problem.dtype, "model": widest_model(problem.dtype), "coherent": problem.coherent}
+    return Call(problem, problem.q, problem.k, problem.v, options_of(problem) | claim)
 
 
 def save_failure(folder: Path, name: str, problem: Problem, result: Result | None, how: tuple[str | None, ...]) -> None:
     """Writes inputs, what came out, what was expected and the bound, and the script. Raises OSError."""
     name = re.sub(r"[^\w.-]", "_", name)
     exact = golden_of(problem)
-    model = "unfused" if problem.dtype in LOW else "fused"
+    model = widest_model(problem.dtype)
     came: dict[str, Array | None] = {"expected": exact.output, "expected_lse": exact.lse}
     came["bound"] = exact.bound(problem.dtype, model, problem.coherent)
     if result is not None and result.library:

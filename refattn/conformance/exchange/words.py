@@ -6,7 +6,7 @@ from typing import Any
 
 from refattn.conformance.case import Problem
 from refattn.conformance.closeness import explained
-from refattn.conformance.judge import LOW, Judgement, Result
+from refattn.conformance.judge import Judgement, Result, widest_model
 from refattn.errors import RefattnError
 
 
@@ -22,7 +22,7 @@ def in_words(problem: Problem, result: Result, judged: Judgement, model: str | N
             problem.v,
             options_of(problem),
             dtype=problem.dtype,
-            model=model or ("unfused" if problem.dtype in LOW else "fused"),
+            model=model or widest_model(problem.dtype),
             coherent=problem.coherent,
             lse=result.lse if judged.fault else None,  # a wrong output comes first
             rows=None,

@@ -23,7 +23,7 @@ from refattn.conformance.faults import (
     visibility,
     whole_models,
 )
-from refattn.conformance.faults.fault import ALL, FULL, LOW, Fault
+from refattn.conformance.faults.fault import Fault
 
 # In the order of the chapters, functions before what is planted into refattn.
 MODULES = (
@@ -34,7 +34,7 @@ FAULTS: tuple[Fault, ...] = tuple(fault for module in MODULES for fault in modul
 # Right implementations, some of which look wrong.
 CONTROLS: tuple[Fault, ...] = controls.CONTROLS
 
-__all__ = ["ALL", "CONTROLS", "FAULTS", "FULL", "LOW", "Fault", "named"]
+__all__ = ["CONTROLS", "FAULTS", "Fault", "named"]
 
 
 def named(name: str) -> Fault:

@@ -7,7 +7,8 @@ from typing import Any
 from refattn import cache, cached, contiguous, layer, paged, pages, rolling
 from refattn.arrays import Array
 from refattn.cache import Seen
-from refattn.conformance.faults.fault import ALL, FULL, ONE, Fault, Patch
+from refattn.conformance.faults.fault import ONE, Fault, Patch
+from refattn.dtypes import COMPUTED, FULL
 
 
 def _positions_from_zero(library: Any, x: Array, start: Any) -> Array:
@@ -159,8 +160,8 @@ FAULTS = (
     _cache("decoded tokens are rotated for position 0", "K1", FULL, layer, "_positions", _positions_from_zero),
     _cache("newest key is not seen", "K1", FULL, contiguous.KVCache, "seen_by", _without_newest),
     _cache("positions in the cache drift by one", "K2", ONE, layer, "_positions", _positions_drift),
-    _cache("append begins on the newest token", "K3", ALL, cache.Cache, "_write", _moved_back),
-    _cache("append overwrites from the front", "K3", ALL, cache.Cache, "_write", _at_the_front),
+    _cache("append begins on the newest token", "K3", COMPUTED, cache.Cache, "_write", _moved_back),
+    _cache("append overwrites from the front", "K3", COMPUTED, cache.Cache, "_write", _at_the_front),
     Fault(
         name="append makes new buffers",
         clause="K3",
@@ -169,14 +170,14 @@ FAULTS = (
         libraries=("numpy", "torch", "strict", "cupy"),
         patches=(Patch(cache.Cache, "_write", _copied_first),),
     ),
-    _cache("counts of an append are ignored", "K3", ALL, contiguous.KVCache, "_appended", _counts_ignored),
-    _cache("unused slots are seen", "K4", ALL, contiguous.KVCache, "seen_by", _all_slots),
+    _cache("counts of an append are ignored", "K3", COMPUTED, contiguous.KVCache, "_appended", _counts_ignored),
+    _cache("unused slots are seen", "K4", COMPUTED, contiguous.KVCache, "seen_by", _all_slots),
     _cache("old caches stay usable", "K5", ONE, cache.Cache, "_live", lambda self: self),
     _cache("forks share their buffers", "K5", ONE, cache.Cache, "_copies", lambda self: (self._k, self._v)),
     _cache("append over capacity is clamped", "K6", ONE, contiguous.KVCache, "_appended", _clamped),
-    _cache("attend is not causal", "K7", ALL, cached, "attend", _causal_by_request),
-    _cache("attend is one position behind", "K7", ALL, cached, "cached_call", _at(lambda start: start - 1)),
-    _cache("attend aligns at the top left", "K7", ALL, cached, "cached_call", _at(lambda start: start * 0)),
+    _cache("attend is not causal", "K7", COMPUTED, cached, "attend", _causal_by_request),
+    _cache("attend is one position behind", "K7", COMPUTED, cached, "cached_call", _at(lambda start: start - 1)),
+    _cache("attend aligns at the top left", "K7", COMPUTED, cached, "cached_call", _at(lambda start: start * 0)),
     _cache("pages in reverse", "K8", FULL, paged.PagedKVCache, "_ordered", _backwards),
     _cache("pages in the order of the pool", "K8", ONE, paged.PagedKVCache, "_ordered", _physical),
     _cache("first page alone is read", "K8", FULL, paged.PagedKVCache, "_ordered", _first_page_only),

@@ -10,10 +10,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from refattn.conformance.faults.pipeline import Plain
+from refattn.dtypes import COMPUTED
 
-ALL = ("bfloat16", "float16", "float32", "float64")
-LOW = ("bfloat16", "float16")
-FULL = ("float32", "float64")
 # What no dtype changes.
 ONE = ("float32",)
 
@@ -50,7 +48,7 @@ class Fault:
     # The kind of public reports that it stands for; "" where none is known.
     kind: str
     # The dtypes in which it can show, and the libraries, all if there are none.
-    dtypes: tuple[str, ...] = ALL
+    dtypes: tuple[str, ...] = COMPUTED
     libraries: tuple[str, ...] = ()
     base: type[Plain] = Plain
     steps: Mapping[str, Callable[..., Any]] = field(default_factory=dict)

@@ -7,8 +7,9 @@ from typing import Any
 from refattn import pipeline
 from refattn.arrays import Array
 from refattn.conformance.faults.backward import Backward
-from refattn.conformance.faults.fault import LOW, Fault, Patch
+from refattn.conformance.faults.fault import Fault, Patch
 from refattn.conformance.faults.pipeline import Plain
+from refattn.dtypes import LOW
 
 
 def _dq_unscaled(self: Any, scores: Array) -> Array:

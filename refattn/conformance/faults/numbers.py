@@ -6,9 +6,9 @@ import itertools
 from typing import Any
 
 from refattn.arrays import Array
-from refattn.conformance.faults.fault import LOW, Attention, Fault
+from refattn.conformance.faults.fault import Attention, Fault
 from refattn.conformance.faults.pipeline import Plain, shortened
-from refattn.dtypes import dtype_name
+from refattn.dtypes import FULL, LOW, dtype_name
 
 
 def _sum_in_storage(run: Any, weights: Array) -> Array:
@@ -205,7 +205,7 @@ FAULTS = (
         name="products of truncated inputs",
         clause="N1",
         kind="dtype-precision",
-        dtypes=("float32", "float64"),
+        dtypes=FULL,
         steps={"products": _short_products},
     ),
     Fault(
@@ -236,7 +236,7 @@ FAULTS = (
         name="softmax in half precision",
         clause="N1",
         kind="dtype-precision",
-        dtypes=("float32", "float64"),
+        dtypes=FULL,
         steps={"softmax": _short_logits},
     ),
 )

@@ -8,8 +8,9 @@ from typing import Any
 
 from refattn import arguments, arrays, mask_kinds, partials, pipeline, softmax
 from refattn.arrays import Array, Library
-from refattn.conformance.faults.fault import FULL, ONE, Fault, Patch
+from refattn.conformance.faults.fault import ONE, Fault, Patch
 from refattn.conformance.faults.pipeline import shortened
+from refattn.dtypes import FULL
 from refattn.partials import Partial
 
 # ---- merging

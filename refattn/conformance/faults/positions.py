@@ -7,9 +7,9 @@ from typing import Any
 
 from refattn import biases, rotary
 from refattn.arrays import Array, library_of
-from refattn.conformance.faults.fault import ALL, FULL, Fault, Patch
+from refattn.conformance.faults.fault import Fault, Patch
 from refattn.conformance.faults.pipeline import shortened
-from refattn.dtypes import dtype_name
+from refattn.dtypes import COMPUTED, FULL, dtype_name
 
 
 def _alibi(distance: Any) -> Any:
@@ -77,7 +77,7 @@ def _slopes(name: str, wrong: Any) -> Fault:
     return Fault(name=name, clause="B2", kind="mask alignment", patches=(Patch(biases, "alibi_slopes", wrong),))
 
 
-def _rope(name: str, clause: str, wrong: Any, dtypes: tuple[str, ...] = ALL) -> Fault:
+def _rope(name: str, clause: str, wrong: Any, dtypes: tuple[str, ...] = COMPUTED) -> Fault:
     return Fault(name=name, clause=clause, kind="rope", dtypes=dtypes, patches=(Patch(rotary, "rope", wrong),))
 
 

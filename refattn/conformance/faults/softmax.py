@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from refattn.arrays import Array
-from refattn.conformance.faults.fault import FULL, Fault
+from refattn.conformance.faults.fault import Fault
 from refattn.conformance.faults.pipeline import INF, Plain
+from refattn.dtypes import FULL, LOW
 
 LN2 = math.log(2)
 
@@ -184,7 +185,7 @@ FAULTS = (
         clause="P4",
         lse=True,
         kind="dtype-precision",
-        dtypes=("bfloat16", "float16"),
+        dtypes=LOW,
         steps={"lse": lambda run, lse: run.xp.astype(lse, run.result)},
     ),
     Fault(name="rows are shifted", clause="P4", lse=True, kind="mask alignment", steps={"logits": _shifted}),

@@ -6,7 +6,8 @@ from typing import Any
 
 from refattn import cached, layer, mask_kinds
 from refattn.arrays import Array, device_of, into_library
-from refattn.conformance.faults.fault import FULL, Fault, Patch
+from refattn.conformance.faults.fault import Fault, Patch
+from refattn.dtypes import FULL
 
 _LAYER = layer.multi_head_attention
 _CALL = cached.cached_call

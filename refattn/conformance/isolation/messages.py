@@ -14,6 +14,7 @@ from refattn.arrays import Array
 from refattn.clauses import clause
 from refattn.conformance.case import LAYOUTS, Problem
 from refattn.conformance.isolation.channel import MalformedError, Message, text_of
+from refattn.conformance.judge import OF
 from refattn.conformance.targets.base import Observed, Seen
 
 # The fields of a problem that cross, and those that never do.
@@ -24,7 +25,6 @@ INPUTS = (
 KEPT = ("mask", "bias_of", "coherent", "known", "certified")
 NAMES = ("q", "k", "v")
 PARTS = ("output", "lse", "weights", "second", "third")
-OF = "gradient of "
 ARGUMENTS = ("q", "k", "v", "bias", "sinks")
 # Elements beyond those of the problem that an answer may have before only its shape crosses.
 SPARE = 1 << 16

@@ -6,7 +6,6 @@ It holds inputs only. What is expected is not in any message, and nothing here c
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import math
 import os
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from refattn.arrays import Array
+from refattn.conformance.capture import C_LIBRARY, flush
 from refattn.conformance.case import Unsupported
 from refattn.conformance.isolation.channel import Message, encoded, receive
 from refattn.conformance.isolation.messages import observed_entries, problem_of
@@ -46,10 +46,7 @@ def main(channel_number: int, trace_number: int) -> None:
         signal.alarm(math.ceil(message.header["seconds"]) + GRACE)
         answer, arrays = service.answer(message)
         signal.alarm(0)
-        with contextlib.suppress(Exception):  # a target may have closed it
-            sys.stdout.flush()
-        if _C is not None:
-            _C.fflush(None)
+        flush()
         channel.sendall(encoded(answer | {"number": message.header["number"]}, arrays))
 
 
@@ -108,19 +105,9 @@ def _prepare(trace_number: int) -> None:
     os.set_inheritable(trace_number, False)
     faulthandler.enable(file=trace_number)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux" and _C is not None:
-        _C.prctl(_ADOPT, 1, 0, 0, 0)
+    if sys.platform == "linux" and C_LIBRARY is not None:
+        C_LIBRARY.prctl(_ADOPT, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)
-
-
-def _c_library() -> Any:
-    try:
-        return ctypes.CDLL(None)
-    except (OSError, TypeError):
-        return None
-
-
-_C = _c_library()

@@ -17,9 +17,9 @@ from refattn.conformance.case import Problem
 from refattn.conformance.judge import judge
 from refattn.conformance.probe.caller import WIDTH, Caller, NotOffered, Seen, Unclear, planted
 from refattn.conformance.probe.probes import Probes
+from refattn.dtypes import LOW
 
 PROBES = Probes()
-LOW = ("bfloat16", "float16")
 # Largest t that is tried: products and sums stay below the largest number of the dtype.
 TRIED = {"bfloat16": 30, "float16": 14, "float32": 30, "float64": 60}
 SIGNIFICAND = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}

@@ -9,6 +9,7 @@ import numpy as np
 from refattn.conformance.case import Problem
 from refattn.conformance.probe.caller import Caller, NotOffered, Seen, blank, planted, softmax
 from refattn.conformance.probe.probes import Probes
+from refattn.dtypes import FULL
 
 PROBES = Probes()
 V = np.asarray([[1.0, -2.0], [4.0, 0.5], [-3.0, 8.0]])
@@ -90,7 +91,7 @@ def large_logits(call: Caller) -> str:
     if not np.all(np.isfinite(weights)) or np.all(weights == 0):
         return "overflow"
     expected = softmax([[big * f, (big + 4.0) * f]])
-    if not call.close(weights, expected) and call.dtype in ("float32", "float64"):
+    if not call.close(weights, expected) and call.dtype in FULL:
         return "other"
     return "no overflow"
 

@@ -10,6 +10,7 @@ from refattn.arrays import Array
 from refattn.conformance.case import Problem
 from refattn.conformance.probe.caller import Caller, NotOffered, Seen, planted, softmax
 from refattn.conformance.probe.probes import Probes
+from refattn.dtypes import LOW
 
 PROBES = Probes()
 RAW = np.asarray([[0.0, 4.0, 8.0]])
@@ -198,7 +199,7 @@ def dtype_of_log_sum_exp(call: Caller) -> Seen | str:
         if result.lse is None:
             raise NotOffered("it returns no log-sum-exp")
         found[dtype] = result.lse_dtype
-    narrow = {dtype: got for dtype, got in found.items() if got in ("bfloat16", "float16")}
+    narrow = {dtype: got for dtype, got in found.items() if got in LOW}
     lost = {dtype: got for dtype, got in found.items() if dtype == "float64" and got != "float64"}
     if not (narrow or lost):
         return "the compute dtype"

@@ -10,8 +10,9 @@ from refattn.conformance.departures import in_float32
 from refattn.conformance.diagnosis import Evidence
 from refattn.conformance.diagnosis.hypotheses import Hypothesis, of_fault
 from refattn.conformance.diagnosis.single import fits, wide
-from refattn.conformance.judge import LOW, judge, side_effects
+from refattn.conformance.judge import judge, side_effects
 from refattn.conformance.profiles.profile import Profile
+from refattn.dtypes import LOW
 
 # Declared, they hold results in float64 to the bound of float32: each with the dtype that such a result has.
 NARROW = {"float64 in float32": "float64", "float64 becomes float32": "float32"}

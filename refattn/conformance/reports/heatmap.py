@@ -7,13 +7,12 @@ has a sign, drawn over its cells. Cells of one kind that lie side by side are on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from refattn.arrays import Array
-from refattn.conformance.reports.text import printable
+from refattn.conformance.reports.text import escaped
 
 # Pixels: of a cell, of the room that a picture aims at, of a line of text and a character of it, and around the cells.
 LEAST, MOST, ROOM = 3, 26, 208
@@ -79,14 +78,14 @@ def heatmap(
     high, wide = (max(LEAST, min(MOST, ROOM // count)) for count in (rows, columns))
     legend, legend_width, legend_height = _legend(cells, kinds, scale)
     for line in footer:
-        legend.append(f'<text y="{legend_height + 10}">{_text(line)}</text>')
+        legend.append(f'<text y="{legend_height + 10}">{escaped(line)}</text>')
         legend_width, legend_height = max(legend_width, len(line) * CHARACTER + 16), legend_height + LINE
     width = max(LEFT + columns * wide + 12, legend_width)
     height = TOP + rows * high + 14 + legend_height
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="map" role="img" width="{width:.0f}" height="{height}" '
         f'viewBox="0 0 {width:.0f} {height}" aria-labelledby="{name}-t {name}-d">',
-        f'<title id="{name}-t">{_text(title)}</title><desc id="{name}-d">{_text(says)}</desc>',
+        f'<title id="{name}-t">{escaped(title)}</title><desc id="{name}-d">{escaped(says)}</desc>',
     ]
     if style:
         parts.append(f'<style>{style}</style><rect class="paper" width="100%" height="100%"/>')
@@ -111,10 +110,6 @@ def heatmap(
     return "\n".join(parts)
 
 
-def _text(text: str) -> str:
-    return escape(printable(text))
-
-
 def _rectangles(chosen: Array) -> str:
     """One rectangle for each run of chosen cells in a row."""
     padded = np.pad(chosen.astype(np.int8), ((0, 0), (1, 1)))
@@ -133,8 +128,8 @@ def _axes(axes: tuple[Axis, Axis], rows: int, columns: int, high: int, wide: int
     """The name of each axis, and the indices of some cells."""
     down, across = axes
     parts = [
-        f'<text x="{LEFT}" y="11">{_text(across.name)} →</text>',
-        f'<text transform="translate(11 {TOP}) rotate(90)">{_text(down.name)} →</text>',
+        f'<text x="{LEFT}" y="11">{escaped(across.name)} →</text>',
+        f'<text transform="translate(11 {TOP}) rotate(90)">{escaped(down.name)} →</text>',
     ]
     longest = len(str(across.first + (columns - 1) * across.step))
     for cell in _ticks(columns, max(1, -(-int(longest * CHARACTER + 8) // wide))):
@@ -158,11 +153,11 @@ def _legend(cells: Array, kinds: Sequence[Kind], scale: Scale | None) -> tuple[l
     side, width, y = 12, 0.0, 0
     if scale:
         x = len(scale.low) * CHARACTER + 6
-        parts.append(f'<text x="0" y="10">{_text(scale.low)}</text>')
+        parts.append(f'<text x="0" y="10">{escaped(scale.low)}</text>')
         for index in scale.kinds:
             parts.append(f'<rect class="{kinds[index].look} edge" x="{x:g}" y="0" width="{side}" height="{side}"/>')
             x += side
-        parts.append(f'<text x="{x + 6:g}" y="10">{_text(scale.high)}</text>')
+        parts.append(f'<text x="{x + 6:g}" y="10">{escaped(scale.high)}</text>')
         width, y = x + 6 + len(scale.high) * CHARACTER, LINE + 2
     for index, kind in enumerate(kinds):
         if (scale and index in scale.kinds) or not np.any(cells == index):
@@ -171,7 +166,7 @@ def _legend(cells: Array, kinds: Sequence[Kind], scale: Scale | None) -> tuple[l
         if kind.sign:
             sign = SIGNS[kind.sign].format(x=0, y=0)
             parts.append(f'<path class="sign" transform="translate(0 {y}) scale({side})" d="{sign}"/>')
-        parts.append(f'<text x="{side + 6}" y="{y + 10}">{_text(kind.words)}</text>')
+        parts.append(f'<text x="{side + 6}" y="{y + 10}">{escaped(kind.words)}</text>')
         width, y = max(width, side + 6 + len(kind.words) * CHARACTER), y + LINE + 2
     return parts, width + 16, y + 4
 

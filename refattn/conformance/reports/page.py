@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
-from html import escape
 from importlib.resources import files
 
 from refattn.clauses import CHAPTERS, clause
@@ -18,7 +17,7 @@ from refattn.conformance.headline import most_telling
 from refattn.conformance.records import BROKEN, VERDICTS, Record, Report
 from refattn.conformance.reports.pictures import Picture, pictures_of
 from refattn.conformance.reports.terminal import unsupported_lines, verdict_line
-from refattn.conformance.reports.text import printable
+from refattn.conformance.reports.text import escaped
 from refattn.conformance.table import by_clause
 
 STYLES = ("map.css", "page.css")
@@ -46,7 +45,7 @@ def styles(*names: str) -> str:
 
 
 def _head(report: Report) -> list[str]:
-    title = _text(f"refattn check {report.target}")
+    title = escaped(f"refattn check {report.target}")
     return [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
@@ -70,11 +69,11 @@ def _verdict(report: Report) -> list[str]:
     }
     notes = [*report.notes, *((note_on(report.alignment),) if report.alignment else ())]
     return [
-        f'<p class="verdict {state}">{_text(verdict_line(report))}</p>',
+        f'<p class="verdict {state}">{escaped(verdict_line(report))}</p>',
         "<dl>",
-        *(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items() if value),
+        *(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts.items() if value),
         "</dl>",
-        *(f'<p class="note">{_text(note)}</p>' for note in notes),
+        *(f'<p class="note">{escaped(note)}</p>' for note in notes),
     ]
 
 
@@ -94,13 +93,13 @@ def _table(report: Report) -> list[str]:
         if not members:
             continue
         span = len(verdicts) + 2
-        parts.append(f'<tbody><tr><th colspan="{span}" scope="rowgroup">{letter} · {_text(words)}</th></tr>')
+        parts.append(f'<tbody><tr><th colspan="{span}" scope="rowgroup">{letter} · {escaped(words)}</th></tr>')
         for label, records in members.items():
             counts = [sum(record.verdict == verdict for record in records) for verdict in verdicts]
             cells = "".join(_count(verdict, count) for verdict, count in zip(verdicts, counts))
             broken = any(record.verdict in BROKEN for record in records)
             state = ' class="broken"' if broken else "" if counts[0] else ' class="dim"'
-            title = f"<td>{_text(clause(label).title)}</td>"
+            title = f"<td>{escaped(clause(label).title)}</td>"
             parts.append(f'<tr{state}><th scope="row">{_link_to_clause(label)}</th>{title}{cells}</tr>')
         parts.append("</tbody>")
     parts.append("</table></div>")
@@ -122,7 +121,7 @@ def _failures(report: Report, command: str) -> list[str]:
         groups.setdefault(record.case, []).append(record)
     parts = [f'<h2 id="failures">{_failing_cases(len(groups))}, the most telling one first</h2>']
     if len(groups) > 1:
-        links = (f'<li><a href="#{_slug(name)}">{_text(name)}</a></li>' for name in groups)
+        links = (f'<li><a href="#{_slug(name)}">{escaped(name)}</a></li>' for name in groups)
         parts.append(f'<nav aria-labelledby="failures"><ul class="index">{"".join(links)}</ul></nav>')
     for name, records in groups.items():
         parts += _failure(name, records, command)
@@ -141,27 +140,27 @@ def _failure(name: str, records: list[Record], command: str) -> list[str]:
     told = first.diagnosis or {}
     diagnosis, where = told.get("sentence", ""), told.get("where", "")
     facts = {
-        "Clauses": ", ".join(f"{_link_to_clause(label)} {_text(clause(label).title)}" for label in labels),
-        "Must hold": _text(first.says),
-        "Called with": _text(first.called),
-        f"In {first.dtype}": f'<span class="bad">{_text(_outcome(first))}</span>',
-        "Diagnosis": f"<strong>{_text(diagnosis)}</strong>" if diagnosis else "",
-        "Where": _text(where),
-        "At": f"<code>{_text(first.place)}</code>" if first.place else "",
+        "Clauses": ", ".join(f"{_link_to_clause(label)} {escaped(clause(label).title)}" for label in labels),
+        "Must hold": escaped(first.says),
+        "Called with": escaped(first.called),
+        f"In {first.dtype}": f'<span class="bad">{escaped(_outcome(first))}</span>',
+        "Diagnosis": f"<strong>{escaped(diagnosis)}</strong>" if diagnosis else "",
+        "Where": escaped(where),
+        "At": f"<code>{escaped(first.place)}</code>" if first.place else "",
         "To repeat": _shell(f"{command} --case {shlex.quote(name)}"),
     }
     parts = [
-        f'<article id="{_slug(name)}" aria-labelledby="{_slug(name)}-h"><h3 id="{_slug(name)}-h">{_text(name)}</h3>'
+        f'<article id="{_slug(name)}" aria-labelledby="{_slug(name)}-h"><h3 id="{_slug(name)}-h">{escaped(name)}</h3>'
     ]
     parts.append("<dl>")
     parts += [f"<div><dt>{what}</dt><dd>{words}</dd></div>" for what, words in facts.items() if words]
     parts.append("</dl>")
     parts += _pictures(first)
-    parts += [f'<p class="note">{_text(note)}</p>' for note in first.notes]
+    parts += [f'<p class="note">{escaped(note)}</p>' for note in first.notes]
     if first.trace:
-        parts.append(f"<details><summary>Traceback</summary><pre>{_text(first.trace)}</pre></details>")
+        parts.append(f"<details><summary>Traceback</summary><pre>{escaped(first.trace)}</pre></details>")
     if others:
-        items = "".join(f"<li><b>{_text(other.dtype)}</b>: {_text(_outcome(other))}</li>" for other in others)
+        items = "".join(f"<li><b>{escaped(other.dtype)}</b>: {escaped(_outcome(other))}</li>" for other in others)
         count = f"{len(others)} other dtype{'s' * (len(others) != 1)}"
         parts.append(f"<details><summary>In {count} too</summary><ul>{items}</ul></details>")
     parts.append("</article>")
@@ -169,7 +168,7 @@ def _failure(name: str, records: list[Record], command: str) -> list[str]:
 
 
 def _shell(command: str) -> str:
-    return f"<code>{' '.join(f'<span>{_text(word)}</span>' for word in command.split(' '))}</code>"
+    return f"<code>{' '.join(f'<span>{escaped(word)}</span>' for word in command.split(' '))}</code>"
 
 
 def _outcome(record: Record) -> str:
@@ -181,26 +180,26 @@ def _pictures(record: Record) -> list[str]:
     if record.evidence is None:
         return ['<p class="small">No pictures of this case were kept.</p>'] if record.called else []
     drawn, sentence = pictures_of(record.evidence, _slug(record.case))
-    parts = [f'<p class="small">{_text(sentence)}</p>']
+    parts = [f'<p class="small">{escaped(sentence)}</p>']
     if drawn:
         parts.append(f'<div class="pictures">{"".join(map(_figure, drawn))}</div>')
     return parts
 
 
 def _figure(picture: Picture) -> str:
-    note = f"<br><small>{_text(picture.note)}</small>" if picture.note else ""
-    return f"<figure>\n<figcaption>{_text(picture.heading)}{note}</figcaption>\n{picture.svg}\n</figure>"
+    note = f"<br><small>{escaped(picture.note)}</small>" if picture.note else ""
+    return f"<figure>\n<figcaption>{escaped(picture.heading)}{note}</figcaption>\n{picture.svg}\n</figure>"
 
 
 def _not_judged(report: Report) -> list[str]:
     """What says nothing for or against the target, with the reasons."""
     parts = []
     if lines := unsupported_lines(report):
-        items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+        items = "".join(f"<li>{escaped(line)}</li>" for line in lines)
         parts += ['<h2 id="unsupported">Unsupported, so not judged</h2>', f"<ul>{items}</ul>"]
     judgeless = [record for record in report.records if record.verdict == "not judgeable"]
     if judgeless:
-        items = "".join(f"<li>{_text(f'{one.case} in {one.dtype}: {one.message}')}</li>" for one in judgeless)
+        items = "".join(f"<li>{escaped(f'{one.case} in {one.dtype}: {one.message}')}</li>" for one in judgeless)
         parts += ['<h2 id="not-judgeable">Not judgeable</h2>', f"<ul>{items}</ul>"]
     return parts
 
@@ -217,12 +216,12 @@ def _clauses(report: Report) -> list[str]:
     parts = ['<h2 id="clauses">The clauses</h2>', '<dl class="clauses">']
     for label in _in_order(named):
         one = clause(label)
-        note = f' <span class="small">{_text(one.note)}</span>' if one.note else ""
-        cases = [f'<a href="#{_slug(name)}">{_text(name)}</a>' for name in dict.fromkeys(failing.get(label, ()))]
+        note = f' <span class="small">{escaped(one.note)}</span>' if one.note else ""
+        cases = [f'<a href="#{_slug(name)}">{escaped(name)}</a>' for name in dict.fromkeys(failing.get(label, ()))]
         broken = f'<br><span class="small">failing: {", ".join(cases)}</span>' if cases else ""
         parts.append(
-            f'<div id="clause-{label}"><dt>{label} · {_text(one.title)}</dt>'
-            f"<dd><b>{one.level}.</b> {_text(one.text)}{note}{broken}</dd></div>"
+            f'<div id="clause-{label}"><dt>{label} · {escaped(one.title)}</dt>'
+            f"<dd><b>{one.level}.</b> {escaped(one.text)}{note}{broken}</dd></div>"
         )
     parts.append("</dl>")
     return parts
@@ -240,7 +239,3 @@ def _link_to_clause(label: str) -> str:
 def _slug(name: str) -> str:
     """An id for a case, whose name may hold what came from a file; different names have different ids."""
     return "case-" + re.sub("[^A-Za-z0-9_.]", lambda found: f"-{ord(found[0]):x}-", name)
-
-
-def _text(text: str) -> str:
-    return escape(printable(text))

@@ -102,7 +102,7 @@ def pictures_of(evidence: Any, name: str) -> tuple[list[Picture], str]:
     problem, result = evidence
     golden = golden_of(problem, weights=result is not None and result.weights is not None)
     parts = [] if result is None else _parts(problem, result, golden)
-    worst = max(parts, key=lambda part: _rank(part.place.ratio), default=None)
+    worst = max(parts, key=lambda part: part.place.rank, default=None)
     leading = golden.lse.shape[:-1]
     head = (0,) * len(leading) if worst is None else _head(worst, len(leading))
     where = _in_words(head, leading)
@@ -117,10 +117,6 @@ def pictures_of(evidence: Any, name: str) -> tuple[list[Picture], str]:
     what = {"output": "elements of the output", "log-sum-exp": "log-sum-exps", "weight": "weights"}[worst.place.what]
     says = f"{count:,} of {worst.actual.size:,} {what} are beyond the bound"
     return drawn + _compared(worst, name), f"{says}{f'; drawn is the worst head, {where}' if where else ''}."
-
-
-def _rank(ratio: float) -> float:
-    return 1.0 if math.isnan(ratio) else ratio
 
 
 def _parts(problem: Any, result: Any, golden: Any) -> list[Part]:

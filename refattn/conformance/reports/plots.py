@@ -15,14 +15,13 @@ from refattn.arrays import Array, is_array
 from refattn.clauses import clause
 from refattn.conformance.reports.heatmap import Axis, Kind, Scale, heatmap, shrunk
 from refattn.conformance.reports.page import styles
-from refattn.conformance.reports.pictures import MOST, visibility_picture
+from refattn.conformance.reports.pictures import MOST, ON_ONE_SIDE, visibility_picture
 from refattn.errors import InputsError
 from refattn.goldens import golden_visible
 from refattn.on_host import host
 
-SHADES = ("w1", "w2", "w3", "w4", "w5", "w6", "w7")
-WEIGHTS = (*(Kind(shade, "") for shade in SHADES), Kind("z", "hidden", "dot"), Kind("bad", "NaN", "cross"))
-HIDDEN, NAN = len(SHADES), len(SHADES) + 1
+WEIGHTS = (*(Kind(shade, "") for shade in ON_ONE_SIDE), Kind("z", "hidden", "dot"), Kind("bad", "NaN", "cross"))
+HIDDEN, NAN = len(ON_ONE_SIDE), len(ON_ONE_SIDE) + 1
 
 
 def weights_svg(q: Array, k: Array, v: Array, *, entry: int = 0, head: int = 0, **options: Any) -> str:
@@ -70,7 +69,7 @@ def _drawn(weights: Array, visible: Array, which: str) -> str:
     largest = np.maximum.reduceat(np.maximum.reduceat(weights, starts[0], axis=0), starts[1], axis=1)
     finite = largest[np.isfinite(largest)]
     top = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
-    cells = np.rint(np.where(np.isfinite(largest), largest, 0.0) / top * (len(SHADES) - 1)).astype(int)
+    cells = np.rint(np.where(np.isfinite(largest), largest, 0.0) / top * (len(ON_ONE_SIDE) - 1)).astype(int)
     cells[np.isnan(largest)] = NAN
     cells[shares == 0] = HIDDEN
     lines = [f"Attention weights of {which}."]
@@ -84,7 +83,7 @@ def _drawn(weights: Array, visible: Array, which: str) -> str:
         title=lines[0],
         says=f"{weights.shape[0]} queries, {weights.shape[1]} keys, largest weight {top:.3g}. {' '.join(lines[1:])}",
         axes=(Axis("query", step=rows), Axis("key", step=columns)),
-        scale=Scale(tuple(range(len(SHADES))), "0", f"{top:.3g}"),
+        scale=Scale(tuple(range(len(ON_ONE_SIDE))), "0", f"{top:.3g}"),
         style=styles("map.css"),
         footer=lines,
     )

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from refattn.arrays import Array, device_of, library_of
+from refattn.arrays import SPELLINGS, Array, device_of, library_of
 from refattn.backend import Backend
 from refattn.conformance.case import GRADIENTS, Api, Problem
-from refattn.conformance.judge import Result
+from refattn.conformance.judge import OF, Result
 from refattn.conformance.plain import Draw
 from refattn.conformance.targets.answer import Answer as Answer
 from refattn.conformance.targets.answer import Arrays
@@ -29,17 +29,7 @@ from refattn.dtypes import dtype_name
 from refattn.errors import NotAnArrayError, RefattnError
 
 # Root module of an array's class -> what people call the library.
-LIBRARIES = {
-    "numpy": "NumPy",
-    "torch": "PyTorch",
-    "jaxlib": "JAX",
-    "jax": "JAX",
-    "cupy": "CuPy",
-    "dask": "Dask",
-    "array_api_strict": "array-api-strict",
-    "mlx": "MLX",
-    "tinygrad": "tinygrad",
-}
+LIBRARIES = {**SPELLINGS, "jaxlib": "JAX", "array_api_strict": "array-api-strict", "mlx": "MLX"}
 
 
 class WorkerError(Exception):
@@ -199,7 +189,7 @@ class ArrayTarget(Differentiable):
         if problem.among_others:
             self._other_call(problem)
         parts = {"output": answer.output, "log-sum-exp": answer.lse, "weights": answer.weights}
-        gradients = {f"gradient of {name}": x for name, x in answer.gradients.items() if not isinstance(x, Seen)}
+        gradients = {f"{OF}{name}": x for name, x in answer.gradients.items() if not isinstance(x, Seen)}
         for what, array in {**parts, **gradients}.items():
             if foreign := self._foreign(what, array, stored["q"]):
                 return Observed(foreign=foreign, inputs={})

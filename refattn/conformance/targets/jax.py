@@ -8,6 +8,7 @@ from refattn.arrays import Array
 from refattn.conformance.case import Problem
 from refattn.conformance.targets.base import Answer, library_backend
 from refattn.conformance.targets.rank4 import Rank4Target
+from refattn.dtypes import LOW
 
 
 class JaxTarget(Rank4Target):
@@ -39,7 +40,7 @@ class JaxTarget(Rank4Target):
         tokens = [x.swapaxes(1, 2) for x in (q, k, v)]
         options["implementation"] = "xla"
         # In 16 bits the residual has 16 bits too, which would be all that is ever said: asked for where it matters.
-        if problem.dtype in ("float16", "bfloat16") and "lse" not in problem.asks:
+        if problem.dtype in LOW and "lse" not in problem.asks:
             return Answer(jax.nn.dot_product_attention(*tokens, **options).swapaxes(1, 2))
         output, lse = jax.nn.dot_product_attention(*tokens, **options, return_residual=True)
         return Answer(output.swapaxes(1, 2), lse.swapaxes(1, 2))
