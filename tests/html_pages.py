@@ -53,6 +53,5 @@ def hostile_report() -> Report:
         Record(case=f"inputs.{HOSTILE}{verdict}", says=HOSTILE, verdict=verdict, place=HOSTILE, trace=HOSTILE, **about)  # type: ignore[arg-type]  # each field has its own type
         for verdict in VERDICTS
     )
-    counts = dict.fromkeys(VERDICTS, 1)
     versions = {"refattn": "0", HOSTILE: HOSTILE}
-    return Report(target=HOSTILE, versions=versions, seed=0, records=records, counts=counts, notes=(HOSTILE,))
+    return Report(target=HOSTILE, versions=versions, seed=0, records=records, notes=(HOSTILE,))

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from refattn.commands.check import DEFAULT_SEED, in_dtypes
+from refattn.commands.check import in_dtypes
 from refattn.commands.clauses import labels_in
 from refattn.commands.output import print_json, print_table
+from refattn.conformance.records import DEFAULT_SEED
 
 FORMATS = ("raw", "npz", "safetensors")
 

@@ -12,11 +12,11 @@ from typing import Any
 from refattn.clauses import CHAPTERS, CLAUSES
 from refattn.commands import process
 from refattn.commands.clauses import labels_in
+from refattn.conformance.records import DEFAULT_SEED
 from refattn.dtypes import COMPUTED, dtype_in, dtypes_in
 
 # As shells have it after an interrupt.
 INTERRUPTED = 130
-DEFAULT_SEED = 20
 TARGET = (
     "a public implementation such as torch or onnxruntime (--list shows all), numpy or refattn-LIBRARY (refattn "
     "itself), or your own function as module:function or path.py:function, called as f(q, k, v, **options)"

@@ -73,12 +73,13 @@ def _of_mask(args: argparse.Namespace) -> str:
 
 def _of_weights(args: argparse.Namespace) -> str:
     from refattn import masks
-    from refattn.conformance.captured import PREFIX, captured_cases
+    from refattn.conformance.captured import captured_cases
+    from refattn.conformance.records import CAPTURED
     from refattn.testing import weights_svg
 
     if args.q_len is not None or args.k_len is not None:
         raise _UsageError(f"--q-len and --k-len are for a mask alone; {args.file} has lengths of its own")
-    found = {case.name.removeprefix(PREFIX): case for case in captured_cases(Path(args.file))}
+    found = {case.name.removeprefix(CAPTURED): case for case in captured_cases(Path(args.file))}
     if args.name is None and len(found) > 1:
         raise _UsageError(f"{args.file} holds several calls; choose by --name out of {', '.join(found)}")
     name = next(iter(found)) if args.name is None else args.name

@@ -21,6 +21,7 @@ from refattn.conformance.exchange.bits import FLOATS, Tensor, tensor_of
 from refattn.conformance.exchange.files import LARGEST, TensorFileError, read_tensors, write_npz
 from refattn.conformance.gradients import FILED
 from refattn.conformance.plain import Draw, rounded
+from refattn.conformance.records import CAPTURED
 from refattn.dtypes import COMPUTED, is_float8
 from refattn.errors import RefattnError
 
@@ -33,7 +34,6 @@ ASIDE = (
     *(f"{what}_{name}" for what in ("expected", "bound") for name in FILED.values()),
 )
 NAMES = ", ".join((*REQUIRED, *OPTIONAL, *RESULTS))
-PREFIX = "inputs."
 CLAUSES_OF_ANY_INPUT, CLAUSES_OF_GRADIENTS = ("S5", "N6"), ("D1", "D8")
 # What takes its dtype from q.
 OF_Q = (*REQUIRED, "bias", "sinks", "output", "grad_output", *FILED.values())
@@ -188,7 +188,7 @@ def _case(group: Group, gradients: bool) -> CapturedCase:
         return replace(problem_of(group, draw.dtype), layout=LAYOUTS[0])
 
     return CapturedCase(
-        name=f"{PREFIX}{group.name or group.path.stem}",
+        name=f"{CAPTURED}{group.name or group.path.stem}",
         clauses=(*CLAUSES_OF_ANY_INPUT, *of_gradients),
         says=f"On captured tensors, q {shape}, the result is that of the specification within the bound.",
         # Narrowed tensors are other inputs, just as real.

@@ -28,7 +28,14 @@ GRADIENTS = ("gradients", "bias gradient", "sinks gradient")
 
 
 class Unsupported(Exception):
-    """Raised by a target or a check that cannot express something after all; the message says what."""
+    """Raised by a target or a check that cannot express something after all; the message says what.
+
+    missing are those of `Problem.needs` that it lacks, where the message is about such.
+    """
+
+    def __init__(self, message: str, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 @dataclass(frozen=True, kw_only=True)

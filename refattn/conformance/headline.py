@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from refattn.conformance.records import CRASHED, Record, Report
+from refattn.conformance.records import CERTIFIED, CRASHED, Record, Report
 
 # A clause whose cases fail half as often as those of the worst one is as good a headline, and the plainest wins.
 NEAR = 0.5
@@ -33,7 +33,7 @@ def most_telling(report: Report) -> Record:
 
     # Those that are about the fault's own clause, and were written for readers, come first.
     def plainness(one: Record) -> tuple[Any, ...]:
-        return one.about != label, one.case.startswith("vectors."), one.plainness
+        return one.about != label, one.case.startswith(CERTIFIED), one.plainness
 
     return min(alike, key=plainness) if name else first
 

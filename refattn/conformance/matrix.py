@@ -21,7 +21,7 @@ from refattn.conformance.faults.ordinary import DEFAULT, LOOSE, close, seen_by_o
 from refattn.conformance.faults.page import page_of
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import rounded
-from refattn.conformance.runner import DEFAULT_SEED
+from refattn.conformance.records import DEFAULT_SEED
 from refattn.conformance.targets.find import find_target
 
 # Right implementations whose results fixed tolerances are tried on.

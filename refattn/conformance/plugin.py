@@ -73,8 +73,9 @@ def _check(
 ) -> None:
     __tracebackhide__ = True
     from refattn.conformance.headline import most_telling
+    from refattn.conformance.records import DEFAULT_SEED
     from refattn.conformance.reports.terminal import explain, verdict_line
-    from refattn.conformance.runner import DEFAULT_SEED, run_suite
+    from refattn.conformance.runner import run_suite
     from refattn.conformance.targets.function import FunctionTarget
 
     name = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"

@@ -12,14 +12,18 @@ CRASHED = ("crashed", "timed out", "out of memory")
 VERDICTS = ("pass", "declared", "fail", *CRASHED, "missing", "not judgeable", "unsupported")
 # All that speaks against a target.
 BROKEN = ("fail", *CRASHED)
+# Of the data of all cases, unless another is asked for.
+DEFAULT_SEED = 20
+# How the names of cases begin that a user captured, and of those that are certified vectors.
+CAPTURED, CERTIFIED = "inputs.", "vectors."
 # Of the JSON that a report becomes; another number for each change that a reader would notice.
 FORMAT = 1
 # What a check of refattn's own functions is listed under where a target has none of them.
 OWN_FUNCTIONS = "refattn's own functions"
 
 
-class Evidence(NamedTuple):
-    """What a failure was judged on: a Problem and the target's Result, None where the call raised an error."""
+class Pictured(NamedTuple):
+    """What a failure is drawn from: a Problem and the target's Result, None where the call raised an error."""
 
     problem: Any
     result: Any
@@ -59,7 +63,7 @@ class Record:
     place: str = ""
     trace: str = ""
     # For pictures; kept for some failures alone, see `run_suite`.
-    evidence: Evidence | None = field(default=None, repr=False, compare=False)
+    evidence: Pictured | None = field(default=None, repr=False, compare=False)
     # What is wrong, of a failure: a sentence, the hypotheses behind it, and where; see refattn.conformance.diagnosis.
     diagnosis: dict[str, Any] | None = None
     # The call and its answer as a `diagnosis.Evidence`, right or wrong, until all are explained together.
@@ -103,7 +107,6 @@ class Report:
     records: tuple[Record, ...]
     complete: bool = True
     seconds: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     # How it reads causal where the specification asks for q_start (M5); "" if it was not asked.
     alignment: str = ""
@@ -116,6 +119,12 @@ class Report:
     diagnosis: dict[str, Any] | None = None
 
     @property
+    def counts(self) -> dict[str, int]:
+        """The number of records of each verdict, in the order of VERDICTS."""
+        found = Counter(record.verdict for record in self.records)
+        return {verdict: found[verdict] for verdict in VERDICTS}
+
+    @property
     def declared(self) -> Counter[str]:
         """For each declared departure that was met, the number of results that it explains."""
         return Counter(name for record in self.records for name in record.declared)
@@ -123,7 +132,7 @@ class Report:
     @property
     def conforms(self) -> bool:
         """Whether something was judged, and nothing failed, crashed or is missing."""
-        return self.complete and self.counts.get("pass", 0) > 0 and not self.broken and not self.counts.get("missing")
+        return self.complete and self.counts["pass"] > 0 and not self.broken and not self.counts["missing"]
 
     @property
     def broken(self) -> tuple[Record, ...]:

@@ -16,12 +16,15 @@ from typing import Any
 
 from refattn import __version__
 from refattn.conformance.capture import captured
-from refattn.conformance.records import BROKEN, OWN_FUNCTIONS, VERDICTS, Evidence, Record, Report
+from refattn.conformance.records import BROKEN, CAPTURED, OWN_FUNCTIONS, Pictured, Record, Report
 from refattn.dtypes import COMPUTED
 
-DEFAULT_SEED = 20
 # One dtype after the other, float32 first: its failures are the easiest to read.
 DTYPE_ORDER = ("float32", "bfloat16", "float16", "float64")
+# What an assertion without words is quoted as.
+NO_WORDS = "an assertion failed"
+# Takes the notes of one call, and adds what is printed or warned of inside.
+Capture = Callable[[list[str]], AbstractContextManager[None]]
 # Failing cases whose data a report keeps for its pictures, and the most elements of all of them together.
 PICTURED, PICTURED_ELEMENTS = 60, 2**24
 
@@ -32,75 +35,100 @@ def run_case(
     dtype: str,
     seed: int,
     *,
-    capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
+    capture: Capture = captured,
     declared: Any = None,
-    explained: bool = False,
 ) -> Record:
     """The verdict on one case in one dtype; what the target prints or warns of becomes a note.
 
-    declared is a `profiles.Declared`, whose departures explain a failure, or None; explained asks for the diagnosis
-    of a failure on its own.
+    declared is a `profiles.Declared`, whose departures explain a failure, or None.
     """
-    from refattn.conformance import diagnosis
-    from refattn.conformance.case import Unsupported
     from refattn.conformance.diagnosis.gradients import told
     from refattn.conformance.judge import judge
-    from refattn.conformance.targets.base import WorkerError
 
     about: dict[str, Any] = {"case": case.name, "clauses": case.clauses, "says": case.says, "dtype": dtype}
-    problem, api = None, None
-    if case.build is not None:
-        problem = case.problem(dtype, seed)
-        about |= {"needs": problem.needs, "called": problem_in_words(problem, seed)}
-        about["plainness"] = problem.plainness
-        reason, missing = target.unsupported(problem.needs, dtype), target.missing(problem.needs, dtype)
-    else:
-        reason, missing = target.unsupported((), dtype), target.missing((), dtype)
-        api = None if reason else target.api(case.draw(dtype, seed))
-        if not (reason or api):
-            reason = "a check of refattn's own functions, which a foreign implementation lacks"
-            missing = (OWN_FUNCTIONS,)
+    if case.build is None:
+        return _checked(case, target, dtype, seed, about, capture)
+    problem = case.problem(dtype, seed)
+    about |= {"needs": problem.needs, "called": problem_in_words(problem, seed), "plainness": problem.plainness}
+    if reason := target.unsupported(problem.needs, dtype):
+        return Record(**about, verdict="unsupported", message=reason, missing=target.missing(problem.needs, dtype))
+    result, ended = _attempted(lambda: target.call(problem), target, capture)
+    if result is None:
+        evidence = Pictured(problem, None) if ended["verdict"] in BROKEN else None
+        return Record(**about, **ended, evidence=evidence)
+    judged, of_gradient = told(problem, result, judge(problem, result))
+    return record_of({**about, **ended, "message": judged.message}, problem, result, judged, of_gradient, declared)
+
+
+def _checked(case: Any, target: Any, dtype: str, seed: int, about: dict[str, Any], capture: Capture) -> Record:
+    """The verdict on a check of refattn's own functions."""
+    reason, missing = target.unsupported((), dtype), target.missing((), dtype)
+    api = None if reason else target.api(case.draw(dtype, seed))
+    if not (reason or api):
+        reason = "a check of refattn's own functions, which a foreign implementation lacks"
+        missing = (OWN_FUNCTIONS,)
     if reason:
         return Record(**about, verdict="unsupported", message=reason, missing=missing)
+
+    def message() -> str:
+        try:
+            case.check(api)
+        except AssertionError as fault:
+            return str(fault) or NO_WORDS
+        return ""
+
+    found, ended = _attempted(message, target, capture)
+    return Record(**{**about, "verdict": "fail" if found else "pass", "message": found or "", **ended})
+
+
+def _attempted(call: Callable[[], Any], target: Any, capture: Capture) -> tuple[Any, dict[str, Any]]:
+    """What a call gave, and its notes; else None, and beside the notes what a record says of such an end."""
+    from refattn.conformance.case import Unsupported
+    from refattn.conformance.targets.base import WorkerError
+
     notes: list[str] = []
+    result: Any = None
+    ended: dict[str, Any] = {}
     try:
         with capture(notes):
-            if problem is None:
-                case.check(api)
-            else:
-                result = target.call(problem)
+            result = call()
     except Unsupported as refusal:
-        missing = getattr(refusal, "missing", ())
-        return Record(**about, verdict="unsupported", message=str(refusal), missing=missing, notes=tuple(notes))
+        ended = {"verdict": "unsupported", "message": str(refusal), "missing": refusal.missing}
     except WorkerError as fault:
-        about |= {"verdict": fault.verdict, "message": str(fault), "place": fault.place, "trace": fault.trace}
-        return Record(**about, **evidence_of(problem), notes=tuple(notes))
+        ended = {"verdict": fault.verdict, "message": str(fault), "place": fault.place, "trace": fault.trace}
     except (Exception, SystemExit) as fault:  # noqa: BLE001  # whatever a target raises is its verdict, exit included
-        if problem is None and isinstance(fault, AssertionError):
-            message = str(fault) or "an assertion failed"
-            return Record(**about, verdict="fail", message=message, notes=tuple(notes))
-        about |= crash_of(fault, target) | evidence_of(problem)
-        return Record(**about, verdict="crashed", notes=tuple(notes))
-    if problem is None:
-        return Record(**about, verdict="pass", notes=tuple(notes))
-    judged, of_gradient = told(problem, result, judge(problem, result))
+        ended = {"verdict": "crashed", **crash_of(fault, target)}
+    return result, {**ended, "notes": tuple(notes)}
+
+
+def record_of(
+    about: dict[str, Any],
+    problem: Any,
+    result: Any,
+    judged: Any,
+    of_gradient: dict[str, Any] | None,
+    declared: Any = None,
+) -> Record:
+    """The record of a call that gave a result: `about` beside what follows from its judgement.
+
+    of_gradient is the diagnosis where the judgement is about a gradient, see `diagnosis.gradients.told`.
+    """
+    from refattn.conformance.diagnosis import Evidence
+
     # What is known of faults and pictures is about outputs alone.
     plain = replace(problem, grad_output=None)
-    answer = diagnosis.Evidence(plain, result, judged, case=case.name, clauses=case.clauses)
-    choices = declared.explains(answer) if declared is not None and answer.failed and not of_gradient else ()
-    about |= evidence_of(plain, result) if answer.failed and not (choices or of_gradient) else {}
+    answer = Evidence(plain, result, judged, case=about["case"], clauses=about["clauses"])
+    unexplained = answer.failed and of_gradient is None
+    choices = declared.explains(answer) if declared is not None and unexplained else ()
     return Record(
         **about,
         verdict="declared" if choices else judged.verdict,
         declared=choices,
         error_over_bound=judged.error_over_bound,
         model=judged.model,
-        message=judged.message,
         fault=judged.fault,
-        notes=tuple(notes),
-        diagnosis=diagnosis.explain(answer).as_dict()
-        if explained and answer.failed and not (choices or of_gradient)
-        else of_gradient,
+        diagnosis=of_gradient,
+        evidence=Pictured(plain, result) if unexplained and not choices else None,
         answer=None if choices or of_gradient else answer,
     )
 
@@ -112,7 +140,7 @@ def run_suite(
     *,
     fail_fast: bool = False,
     advance: Callable[[Record], None] = lambda record: None,
-    capture: Callable[[list[str]], AbstractContextManager[None]] = captured,
+    capture: Capture = captured,
     notes: tuple[str, ...] = (),
     declared: Any = None,
     explained: bool = True,
@@ -140,7 +168,6 @@ def run_suite(
     # An interrupt here costs the diagnosis alone.
     with contextlib.suppress(KeyboardInterrupt):
         records, diagnosis = diagnosed(records) if complete and explained else (records, None)
-    counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
     return Report(
         target=target.name,
         versions={"refattn": __version__, **target.versions()},
@@ -148,7 +175,6 @@ def run_suite(
         records=tuple(records),
         complete=complete,
         seconds=time.monotonic() - started,
-        counts=counts,
         notes=(*target.notes, *notes),
         profile="" if declared is None else declared.profile.name,
         isolated=target.isolated,
@@ -178,7 +204,7 @@ def crash_of(fault: BaseException, target: Any) -> dict[str, Any]:
     try:
         message = f"{type(fault).__name__}: {fault}{target.hint(fault)}"
         if isinstance(fault, AssertionError):
-            message = str(fault) or "an assertion failed"
+            message = str(fault) or NO_WORDS
     except Exception:  # noqa: BLE001  # an error of a foreign class may refuse even to be printed
         message = f"{type(fault).__name__}, which cannot be printed"
     return {"message": message, "place": "", "trace": "", **_where(fault)}
@@ -231,18 +257,13 @@ def problem_in_words(problem: Any, seed: int | None) -> str:
     return ", ".join(words if seed is None else [*words, f"seed {seed}"])
 
 
-def evidence_of(problem: Any, result: Any = None) -> dict[str, Any]:
-    """What a record keeps of a call for pictures; nothing of a check."""
-    return {} if problem is None else {"evidence": Evidence(problem, result)}
-
-
 def with_bounded_evidence(record: Record, earlier: list[Record]) -> Record:
     """The record, without its evidence if the earlier ones hold enough."""
     if record.evidence is None:
         return record
     kept = {one.case: one.evidence.elements for one in earlier if one.evidence is not None}
     # What a user captured comes last, and is what they ask about.
-    room = (len(kept) < PICTURED or record.case.startswith("inputs.")) and sum(
+    room = (len(kept) < PICTURED or record.case.startswith(CAPTURED)) and sum(
         kept.values()
     ) + record.evidence.elements <= PICTURED_ELEMENTS
     return record if room and record.case not in kept else replace(record, evidence=None)

@@ -9,8 +9,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from refattn.conformance.plugin import pairs_of, setting
+from refattn.conformance.records import DEFAULT_SEED
 from refattn.conformance.reports.terminal import explain
-from refattn.conformance.runner import DEFAULT_SEED, run_case
+from refattn.conformance.runner import run_case
 
 if TYPE_CHECKING:
     import pytest

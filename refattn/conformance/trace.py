@@ -16,10 +16,10 @@ from typing import NamedTuple
 import refattn
 from refattn import errors
 from refattn.clauses import CHAPTERS
-from refattn.conformance.case import Case
 from refattn.conformance.cases import all_cases
 from refattn.conformance.faults import FAULTS
 from refattn.conformance.public_reports import REPORTS
+from refattn.conformance.records import CERTIFIED
 from refattn.vectors import Vector, load
 
 PACKAGE = Path(refattn.__file__).parent
@@ -57,7 +57,7 @@ def trace(label: str) -> Trace:
     return Trace(
         code=_places().get(label, ()),
         errors=tuple(name for name, error in inspect.getmembers(errors, inspect.isclass) if _enforces(error, label)),
-        cases=tuple(case.name for case in all_cases() if label in case.clauses and not _from_vector(case)),
+        cases=tuple(case.name for case in all_cases() if label in case.clauses and not case.name.startswith(CERTIFIED)),
         vectors=tuple(vector.name for vector in _vectors() if label in vector.clauses),
         faults=tuple(fault.name for fault in FAULTS if fault.clause == label),
         reports=tuple(report.id for report in REPORTS if label in report.clauses),
@@ -107,10 +107,6 @@ def _around(path: Path, line: int) -> str:
 
 def _enforces(error: type, label: str) -> bool:
     return issubclass(error, errors.RefattnError) and error.clause == label
-
-
-def _from_vector(case: Case) -> bool:
-    return case.name.startswith("vectors.")
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import numpy as np
 from refattn.arrays import Array
 from refattn.conformance.case import Case, Chapter, Problem
 from refattn.conformance.plain import Draw, rounded
+from refattn.conformance.records import CERTIFIED
 from refattn.vectors import Vector, bias_of, load, mask_of
 
 CASES = Chapter("vectors")
@@ -74,7 +75,7 @@ def _case(vector: Vector, dtypes: tuple[str, ...]) -> Case:
     def build(draw: Draw) -> Problem:
         return problem_of(vector, draw.dtype)
 
-    return Case(name=f"vectors.{vector.name}", clauses=vector.clauses, says=vector.says, dtypes=dtypes, build=build)
+    return Case(name=f"{CERTIFIED}{vector.name}", clauses=vector.clauses, says=vector.says, dtypes=dtypes, build=build)
 
 
 CASES.cases.extend(_case(vector, dtypes) for vector in load() if (dtypes := _dtypes(vector)))

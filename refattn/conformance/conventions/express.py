@@ -21,8 +21,7 @@ class Lacking(Unsupported):
     """Something that a convention has no words for; `missing` is what."""
 
     def __init__(self, convention: str, missing: str, why: str = "") -> None:
-        super().__init__(f"the convention {convention} cannot express {missing}{why}")
-        self.missing = (missing,)
+        super().__init__(f"the convention {convention} cannot express {missing}{why}", (missing,))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from typing import Any
 from refattn.conformance.cases import problem_cases
 from refattn.conformance.faults import FAULTS, Fault
 from refattn.conformance.faults.catch import target_of
-from refattn.conformance.records import Report
-from refattn.conformance.runner import DEFAULT_SEED, run_suite
+from refattn.conformance.records import DEFAULT_SEED, Report
+from refattn.conformance.runner import run_suite
 from refattn.conformance.targets.find import find_target
 
 # The share of first sentences that must be right.

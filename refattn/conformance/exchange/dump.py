@@ -26,15 +26,14 @@ from refattn.conformance.captured import (
     read_groups,
 )
 from refattn.conformance.case import Problem
-from refattn.conformance.diagnosis import Evidence
 from refattn.conformance.diagnosis.gradients import told
 from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import LARGEST
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.gradients import FILED
 from refattn.conformance.judge import Judgement, Result, judge
-from refattn.conformance.records import VERDICTS, Record, Report
-from refattn.conformance.runner import DEFAULT_SEED, diagnosed, evidence_of, problem_in_words, with_bounded_evidence
+from refattn.conformance.records import DEFAULT_SEED, Record, Report
+from refattn.conformance.runner import diagnosed, problem_in_words, record_of, with_bounded_evidence
 from refattn.dtypes import COMPUTED, is_float8
 
 # A log-sum-exp in base 2 has been rounded once more.
@@ -70,14 +69,12 @@ def compare_dump(path: Path, reading: Reading, advance: Callable[[Record], None]
         records.append(with_bounded_evidence(_judged(group, reading), records))
         advance(records[-1])
     records, diagnosis = diagnosed(records)
-    counts = {verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS}
     return Report(
         target=str(path),
         versions={},
         seed=DEFAULT_SEED,
         records=tuple(records),
         seconds=time.monotonic() - started,
-        counts=counts,
         diagnosis=diagnosis,
     )
 
@@ -109,28 +106,21 @@ def _judged(group: Group, reading: Reading) -> Record:
     if reading.lse_base == "2" and result.lse is not None:
         result = replace(result, lse=result.lse * math.log(2))
     judged, of_gradient = told(problem, result, judge(problem, result, reading.model))
-    plain = replace(problem, grad_output=None)
     if judged.verdict == "fail" and of_gradient is None and _looks_causal(problem, result):
         notes += ("the first query sees the first key alone, as under a causal rule; if that was meant, add --causal",)
     if reading.lse_base == "2":
         judged = _tolerating_base_2(problem, result, judged, reading.model)
-    return Record(
-        case=group.name or group.path.stem,
-        clauses=CLAUSES_OF_ANY_INPUT if of_gradient is None else CLAUSES_OF_GRADIENTS,
-        says=SAYS,
-        dtype=problem.dtype,
-        verdict=judged.verdict,
-        error_over_bound=judged.error_over_bound,
-        model=judged.model,
-        message=in_words(problem, result, judged, reading.model),
-        notes=notes,
-        fault=judged.fault,
-        called=problem_in_words(problem, None),
-        needs=problem.needs,
-        diagnosis=of_gradient,
-        **(evidence_of(plain, result) if judged.verdict == "fail" and of_gradient is None else {}),
-        answer=Evidence(plain, result, judged, clauses=CLAUSES_OF_ANY_INPUT) if of_gradient is None else None,
-    )
+    about = {
+        "case": group.name or group.path.stem,
+        "clauses": CLAUSES_OF_ANY_INPUT if of_gradient is None else CLAUSES_OF_GRADIENTS,
+        "says": SAYS,
+        "dtype": problem.dtype,
+        "message": in_words(problem, result, judged, reading.model),
+        "notes": notes,
+        "called": problem_in_words(problem, None),
+        "needs": problem.needs,
+    }
+    return record_of(about, problem, result, judged, of_gradient)
 
 
 def _check_gradients(group: Group) -> None:

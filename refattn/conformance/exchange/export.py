@@ -22,7 +22,8 @@ from refattn.conformance.cases import all_cases
 from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import TensorFileError, write_npz, write_safetensors
 from refattn.conformance.gradients import FILED
-from refattn.conformance.runner import DEFAULT_SEED, chosen_pairs
+from refattn.conformance.records import DEFAULT_SEED
+from refattn.conformance.runner import chosen_pairs
 from refattn.dtypes import COMPUTED
 
 SCHEMA = "refattn.cases/1"

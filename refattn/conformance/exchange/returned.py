@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from refattn.clauses import CLAUSES
+from refattn.conformance.captured import RESULTS
 from refattn.conformance.case import Problem
-from refattn.conformance.diagnosis import Evidence
 from refattn.conformance.diagnosis.gradients import told
 from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.dump import result_of
@@ -42,13 +42,11 @@ from refattn.conformance.gradients import FILED
 from refattn.conformance.judge import Result, golden_of, judge
 from refattn.conformance.picked import NoSuchCase, picked
 from refattn.conformance.plain import rounded
-from refattn.conformance.records import VERDICTS, Record, Report
-from refattn.conformance.runner import diagnosed, evidence_of, problem_in_words, with_bounded_evidence
+from refattn.conformance.records import Record, Report
+from refattn.conformance.runner import diagnosed, problem_in_words, record_of, with_bounded_evidence
 from refattn.dtypes import COMPUTED
 from refattn.gradients import summed_to
 
-RESULTS = ("output", "lse", "weights")
-GRADIENTS = (*RESULTS, *FILED.values())
 # What is of the dtype of q.
 OF_Q = {"output", *FILED.values()}
 # Bytes of a manifest, of one case's description, and, per element that is expected, of a file of results.
@@ -89,7 +87,6 @@ def compare_folder(
         seed=selection.seed,
         records=tuple(records),
         seconds=time.monotonic() - started,
-        counts={verdict: sum(record.verdict == verdict for record in records) for verdict in VERDICTS},
         notes=(f"exported: {', '.join(selection.dtypes)}; {clauses}; {features or 'no features'}{limit}",),
         diagnosis=diagnosis,
     )
@@ -197,20 +194,7 @@ def _judged(folder: Path, one: Exported, selection: Selection) -> Record:
         return Record(**about, verdict="unsupported", message=f"{words} lies beside the inputs", missing=lacking)
     result = _as_the_problem_has_it(problem, one, result_of(problem, parts))
     judged, of_gradient = told(problem, result, judge(problem, result))
-    plain = replace(problem, grad_output=None)
-    return Record(
-        **about,
-        verdict=judged.verdict,
-        error_over_bound=judged.error_over_bound,
-        model=judged.model,
-        message=in_words(problem, result, judged),
-        fault=judged.fault,
-        diagnosis=of_gradient,
-        **(evidence_of(plain, result) if judged.verdict == "fail" and of_gradient is None else {}),
-        answer=Evidence(plain, result, judged, case=one.case.name, clauses=one.case.clauses)
-        if of_gradient is None
-        else None,
-    )
+    return record_of({**about, "message": in_words(problem, result, judged)}, problem, result, judged, of_gradient)
 
 
 def _as_the_problem_has_it(problem: Problem, one: Exported, result: Result) -> Result:
@@ -228,7 +212,7 @@ class _ShapeFault(Exception):
 def _read_results(folder: Path, one: Exported, form: str) -> dict[str, Tensor]:
     """The results that are there, by name. Raises TensorFileError and _ShapeFault."""
     place, about = folder / one.folder, one.description()
-    names = [name for name in (RESULTS if one.problem.grad_output is None else GRADIENTS) if about[name] is not None]
+    names = [name for name in RESULTS if about.get(name) is not None]
     if form != "raw":
         path = _inside(folder, place / f"{OUTPUTS}.{form}")
         if not path.exists():

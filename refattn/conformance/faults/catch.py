@@ -10,8 +10,8 @@ from refattn.arrays import Array
 from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases
 from refattn.conformance.faults.fault import Fault
-from refattn.conformance.records import Record
-from refattn.conformance.runner import DEFAULT_SEED, run_case
+from refattn.conformance.records import DEFAULT_SEED, Record
+from refattn.conformance.runner import run_case
 from refattn.conformance.targets.base import Answer
 from refattn.conformance.targets.function import FunctionTarget
 from refattn.conformance.targets.refattn import RefattnTarget

@@ -127,9 +127,7 @@ class IsolatedTarget:
                 return result_of(problem, observed_of(message, problem))
             text = text_of(message.header["message"])
             if kind == "unsupported":
-                refusal: Any = Unsupported(text)
-                refusal.missing = _known(message.header["missing"])
-                raise refusal
+                raise Unsupported(text, _known(message.header["missing"]))
             if kind == "raised":
                 place, trace, raised = (text_of(message.header[key]) for key in ("place", "trace", "class"))
                 raise WorkerError("crashed", text, place, trace, raised)

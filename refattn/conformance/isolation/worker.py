@@ -87,7 +87,7 @@ class _Service:
             with self._provenance.during_a_call(), np.errstate():  # what a target sets ends with the call
                 observed = self._target.observe(problem)
         except Unsupported as refusal:
-            missing = [*getattr(refusal, "missing", ())]
+            missing = list(refusal.missing)
             return {"kind": "unsupported", "message": str(refusal)[:CHARACTERS], "missing": missing}, {}
         except BaseException as fault:  # noqa: BLE001  # whatever a target raises is its verdict
             told = {name: text[:CHARACTERS] for name, text in crash_of(fault, self._target).items()}

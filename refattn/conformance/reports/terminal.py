@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from refattn.clauses import clause
 from refattn.conformance.alignment import note_on
 from refattn.conformance.headline import explains_much, is_plainest, most_telling
-from refattn.conformance.records import BROKEN, OWN_FUNCTIONS, VERDICTS, Record, Report
+from refattn.conformance.records import BROKEN, CAPTURED, OWN_FUNCTIONS, VERDICTS, Record, Report
 from refattn.conformance.table import print_table
 from refattn.dtypes import COMPUTED
 
@@ -113,7 +113,7 @@ def explain(record: Record, head: str = "First failure") -> str:
 
 def verdict_line(report: Report) -> str:
     """The verdict in one line."""
-    counts = ", ".join(f"{report.counts[verdict]} {verdict}" for verdict in VERDICTS if report.counts.get(verdict))
+    counts = ", ".join(f"{report.counts[verdict]} {verdict}" for verdict in VERDICTS if report.counts[verdict])
     low = [dtype for dtype, model in report.models.items() if model == "unfused"]
     stored = f" Scores or weights are rounded to the storage type in {', '.join(low)}." if low else ""
     if not report.complete:
@@ -121,7 +121,7 @@ def verdict_line(report: Report) -> str:
         return f"{report.target}: interrupted{judged}."
     if report.conforms:
         return f"{report.target} conforms{_profile(report)}{_extent(report)} ({counts}).{stored}"
-    if not report.broken and report.counts.get("missing"):
+    if not report.broken and report.counts["missing"]:
         return f"{report.target}: results are missing, so it does not conform ({counts})."
     if not report.broken:
         return f"{report.target}: nothing could be judged, so it does not conform ({counts or 'no case was chosen'})."
@@ -186,7 +186,7 @@ def _extent(report: Report) -> str:
 
 
 def _print_dumps(report: Report) -> None:
-    dumps = [record for record in report.records if record.case.startswith("inputs.")]
+    dumps = [record for record in report.records if record.case.startswith(CAPTURED)]
     for number, record in enumerate(dumps):
         reason = f": {record.message}" if record.verdict not in ("pass", "fail") else ""
         print(_wrapped(f"{record.case}: {record.verdict} ({record.dtype}){reason}", "" if number else "\n"))

@@ -53,14 +53,6 @@ OTHER_NAMES = {
 }
 
 
-class Lacking(Unsupported):
-    """An option or a result that shows only in a call to be lacking."""
-
-    def __init__(self, message: str, missing: str) -> None:
-        super().__init__(message)
-        self.missing = (missing,)
-
-
 class FunctionTarget(ArrayTarget):
     """The function that "module:object" or "path.py:object" names, or is given, on arrays of one library."""
 
@@ -103,13 +95,13 @@ class FunctionTarget(ArrayTarget):
             output, lse = self._answered(problem, q, k, v, options)
             before = {name: x for name, x in (("output", output), ("lse", lse)) if name in self._asked}
             if before.get("lse", output) is None:
-                raise Lacking(f"{self.name} returns no log-sum-exp, which its backward function takes", "lse")
+                raise Unsupported(f"{self.name} returns no log-sum-exp, which its backward function takes", ("lse",))
             found = self._called(self._backward, (q, k, v, gradient), options | before)
             named = in_order(found, [*problem.differentiable], self.name)
             gradients = {name: named[name] for name in problem.differentiable if name in named}
             for name in ("bias", "sinks"):
                 if f"{name} gradient" in problem.asks and name not in gradients:
-                    raise Lacking(f"{self.name} returns no gradient of {name}", f"{name} gradient")
+                    raise Unsupported(f"{self.name} returns no gradient of {name}", (f"{name} gradient",))
             return Answer(output, lse, gradients=gradients)
         arrays |= {name: options[name] for name in ("bias", "sinks") if name in options}
 
@@ -148,14 +140,14 @@ class FunctionTarget(ArrayTarget):
         except TypeError as refusal:
             if not (refused := refused_option(refusal, options)):
                 raise
-            raise Lacking(f"{self.name} cannot express {refused}", refused) from refusal
+            raise Unsupported(f"{self.name} cannot express {refused}", (refused,)) from refusal
 
     def _answered(self, problem: Problem, q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[Any, Any]:
         """Output and log-sum-exp, None for the latter where there is none."""
         result = self._called(self._function, (q, k, v), options)
         output, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if lse is None and "lse" in problem.asks:
-            raise Lacking(f"{self.name} returns no log-sum-exp", "lse")
+            raise Unsupported(f"{self.name} returns no log-sum-exp", ("lse",))
         return output, lse
 
     def hint(self, fault: BaseException) -> str:
