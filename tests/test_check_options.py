@@ -185,15 +185,17 @@ def report(*records: Record, **more: Any) -> Report:
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_the_table_fits(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """All columns fit the width, nothing ends in blanks, and a chapter without any verdict is one line."""
+    """All columns fit the width, nothing ends in blanks, and what has no verdict takes one line of its chapter."""
     verdicts = ("pass", "fail", "crashed", "not judgeable")
     found = [record(verdict, label) for verdict in verdicts for label in ("A5", "M9")]
-    print_table(report(*found, record("unsupported"), record("unsupported", "L2")), None, width)
+    lacking = [record("unsupported", label) for label in ("L1", "L2", "M7", "M12")]
+    print_table(report(*found, *lacking), None, width)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     assert all(line == line.rstrip() for line in lines)
     assert "L     The layer: all 1 unsupported" in lines
-    assert not any(line.startswith("L1") for line in lines)
+    assert "      unsupported: M7, M12" in lines
+    assert not any(line.startswith(("L1", "M7")) for line in lines)
 
 
 def test_what_is_said_of_the_storage_type() -> None:

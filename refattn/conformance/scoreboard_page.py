@@ -7,6 +7,7 @@ from typing import Any
 
 from refattn.clauses import CHAPTERS, CLAUSES
 from refattn.conformance.reproductions import Reproduction
+from refattn.conformance.table import in_order
 from refattn.conformance.targets.names import NAMES
 
 
@@ -66,7 +67,7 @@ def _departures(name: str, figures: dict[str, Any], found: list[Reproduction]) -
         cases = [row for row in figures["failing"] if one.shows(name, row["clause"])]
         if not cases:
             continue
-        labels = sorted({row["clause"] for row in cases}, key=lambda label: (label[0], int(label[1:])))
+        labels = in_order({row["clause"] for row in cases})
         link = f"[{one.function}](reproductions/{one.path.name})"
         count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
         yield f"- {one.says} {link}: {', '.join(labels)}, {count}, first `{cases[0]['case']}`"

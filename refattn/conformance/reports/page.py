@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
 from importlib.resources import files
 
-from refattn.clauses import CHAPTERS, clause
+from refattn.clauses import clause
 from refattn.conformance.alignment import note_on
 from refattn.conformance.headline import most_telling
-from refattn.conformance.records import BROKEN, VERDICTS, Record, Report
+from refattn.conformance.records import BROKEN, Record, Report
 from refattn.conformance.reports.pictures import Picture, pictures_of
 from refattn.conformance.reports.terminal import unsupported_lines, verdict_line
 from refattn.conformance.reports.text import escaped
-from refattn.conformance.table import by_clause
+from refattn.conformance.table import in_order, sections, shown_verdicts
 
 STYLES = ("map.css", "page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -78,29 +77,26 @@ def _verdict(report: Report) -> list[str]:
 
 
 def _table(report: Report) -> list[str]:
-    """One row for each clause that has cases, with its verdicts."""
-    rows = by_clause(report)
-    if not rows:
+    """One row for each clause that was judged, with its verdicts."""
+    found = [*sections(report)]
+    if not found:
         return []
-    used = {record.verdict for record in report.records}
-    verdicts = [verdict for verdict in VERDICTS if verdict in ("pass", "fail") or verdict in used]
+    verdicts = shown_verdicts(found)
     parts = ['<h2 id="by-clause">By clause</h2>']
     parts.append('<div class="scroll" tabindex="0" role="region" aria-labelledby="by-clause"><table>')
     heads = "".join(f'<th scope="col" class="count">{verdict}</th>' for verdict in verdicts)
     parts.append(f'<thead><tr><th scope="col">clause</th><th scope="col">title</th>{heads}</tr></thead>')
-    for letter, words in CHAPTERS.items():
-        members = {label: records for label, records in rows.items() if clause(label).chapter == letter}
-        if not members:
-            continue
+    for one in found:
         span = len(verdicts) + 2
-        parts.append(f'<tbody><tr><th colspan="{span}" scope="rowgroup">{letter} · {escaped(words)}</th></tr>')
-        for label, records in members.items():
-            counts = [sum(record.verdict == verdict for record in records) for verdict in verdicts]
-            cells = "".join(_count(verdict, count) for verdict, count in zip(verdicts, counts))
-            broken = any(record.verdict in BROKEN for record in records)
-            state = ' class="broken"' if broken else "" if counts[0] else ' class="dim"'
-            title = f"<td>{escaped(clause(label).title)}</td>"
-            parts.append(f'<tr{state}><th scope="row">{_link_to_clause(label)}</th>{title}{cells}</tr>')
+        parts.append(f'<tbody><tr><th colspan="{span}" scope="rowgroup">{one.letter} · {escaped(one.title)}</th></tr>')
+        for row in one.rows:
+            cells = "".join(_count(verdict, row.counts[verdict]) for verdict in verdicts)
+            state = ' class="broken"' if row.broken else "" if row.counts["pass"] else ' class="dim"'
+            title = f"<td>{escaped(row.title)}</td>"
+            parts.append(f'<tr{state}><th scope="row">{_link_to_clause(row.label)}</th>{title}{cells}</tr>')
+        if one.unsupported:
+            links = ", ".join(map(_link_to_clause, one.unsupported))
+            parts.append(f'<tr class="dim"><td colspan="{span}">unsupported: {links}</td></tr>')
         parts.append("</tbody>")
     parts.append("</table></div>")
     parts.append('<p class="small">A case of several clauses is counted with each, and once for each dtype.</p>')
@@ -214,7 +210,7 @@ def _clauses(report: Report) -> list[str]:
         for label in {record.about, *record.clauses}:
             failing.setdefault(label, []).append(record.case)
     parts = ['<h2 id="clauses">The clauses</h2>', '<dl class="clauses">']
-    for label in _in_order(named):
+    for label in in_order(named):
         one = clause(label)
         note = f' <span class="small">{escaped(one.note)}</span>' if one.note else ""
         cases = [f'<a href="#{_slug(name)}">{escaped(name)}</a>' for name in dict.fromkeys(failing.get(label, ()))]
@@ -225,11 +221,6 @@ def _clauses(report: Report) -> list[str]:
         )
     parts.append("</dl>")
     return parts
-
-
-def _in_order(labels: Iterable[str]) -> list[str]:
-    chapters = list(CHAPTERS)
-    return sorted(labels, key=lambda label: (chapters.index(label[0]), int(label[1:])))
 
 
 def _link_to_clause(label: str) -> str:
