@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 GROUP = "refattn.backends"
 PATHS = "refattn.paths"
-_FOUND: dict[tuple[str, str], Callable[..., Any]] = {}  # by path and library
+# Path -> library -> function. torch.compile reads each of the inner tables once while it traces a call.
+_FOUND: dict[str, dict[str, Callable[..., Any]]] = {"tiled": {}, "tiled_vjp": {}}
 NAMES = (
     *("name", "library", "distributions", "dtypes", "capabilities"),
     *("installed", "version", "devices", "array", "host"),
@@ -81,7 +82,7 @@ def tiled(library: str) -> Callable[[Any], Any]:
     Raises PathError where no plugin offers either.
     """
     _look_up("tiled", library)
-    return _FOUND["tiled", library]
+    return _FOUND["tiled"][library]
 
 
 def tiled_vjp(library: str) -> Callable[[Any, Any], Any]:
@@ -90,13 +91,13 @@ def tiled_vjp(library: str) -> Callable[[Any, Any], Any]:
     Raises PathError where no plugin offers one, and where a plugin has tiles of its own but no derivatives of them.
     """
     _look_up("tiled_vjp", library)
-    return _FOUND["tiled_vjp", library]
+    return _FOUND["tiled_vjp"][library]
 
 
 def _look_up(path: str, library: str) -> bool:
     """Puts a path of a library into the table, once; True."""
-    if (path, library) not in _FOUND:
-        _FOUND[path, library] = _find(path, library)
+    if library not in _FOUND[path]:
+        _FOUND[path][library] = _find(path, library)
     return True
 
 

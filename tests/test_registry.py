@@ -162,7 +162,7 @@ FAST = HONEST.replace('"mutable"', '"mutable", "tiled"').replace(
 @pytest.mark.usefixtures("alone")
 def test_a_third_partys_fast_path_is_taken(publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
     """path="tiled" is what the plugin of the arrays' library computes, whoever published it; others do not matter."""
-    monkeypatch.setattr(registry, "_FOUND", {})
+    monkeypatch.setattr(registry, "_FOUND", {"tiled": {}, "tiled_vjp": {}})
     publish("abacus", FAST)
     publish("broken", "BACKEND = 1 / 0")
     q, k, v = (np.random.default_rng(0).standard_normal((heads, 5, 4)) for heads in (4, 2, 2))
@@ -187,7 +187,7 @@ def test_a_third_partys_backward_pass_is_taken(
     publish: Publish, monkeypatch: pytest.MonkeyPatch, source: str, words: str | None
 ) -> None:
     """The gradients of path="tiled" are the plugin's own too, and where it has none the error names it."""
-    monkeypatch.setattr(registry, "_FOUND", {})
+    monkeypatch.setattr(registry, "_FOUND", {"tiled": {}, "tiled_vjp": {}})
     publish("abacus", source)
     x = np.ones((2, 5, 4))
     with pytest.raises(PathError if words else ZeroDivisionError, match=words):

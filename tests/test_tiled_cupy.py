@@ -56,8 +56,8 @@ def test_gradients_agree_with_the_specification(monkeypatch: pytest.MonkeyPatch,
     from refattn_backends.cupy_tiles import tiled
 
     (q, k, v), _ = checked(poison, OPTIONS[name])
-    monkeypatch.setitem(registry._FOUND, ("tiled", "numpy"), lambda call: tiled(call, rows=4, keys=3))
-    monkeypatch.setitem(registry._FOUND, ("tiled_vjp", "numpy"), BACKEND.tiled_vjp)
+    monkeypatch.setitem(registry._FOUND["tiled"], "numpy", lambda call: tiled(call, rows=4, keys=3))
+    monkeypatch.setitem(registry._FOUND["tiled_vjp"], "numpy", BACKEND.tiled_vjp)
     gradient = np.cos(np.arange(2 * 4 * 9 * 8)).reshape(2, 4, 9, 8)
     dense, found = (refattn.attention_vjp(q, k, v, gradient, path=path, **OPTIONS[name]) for path in ("dense", "tiled"))
     for expected, actual in zip(dense, found, strict=True):

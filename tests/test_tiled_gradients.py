@@ -30,7 +30,7 @@ def generic(
     """Lets the generic tiles take the place of what the library's plugin offers."""
     name = ROOTS.get(library.name, library.name)
     monkeypatch.setitem(
-        registry._FOUND, ("tiled_vjp", name), lambda call, gradient: tiled_vjp(call, gradient, rows, keys)
+        registry._FOUND["tiled_vjp"], name, lambda call, gradient: tiled_vjp(call, gradient, rows, keys)
     )
 
 

@@ -45,9 +45,9 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from refattn_backends.jax_backward import tiled_vjp
     from refattn_backends.jax_tiles import tiled
 
-    monkeypatch.setitem(registry._FOUND, ("tiled", "jax"), lambda call: tiled(call, rows=3, keys=4))
+    monkeypatch.setitem(registry._FOUND["tiled"], "jax", lambda call: tiled(call, rows=3, keys=4))
     monkeypatch.setitem(
-        registry._FOUND, ("tiled_vjp", "jax"), lambda call, gradient: tiled_vjp(call, gradient, rows=3, keys=4)
+        registry._FOUND["tiled_vjp"], "jax", lambda call, gradient: tiled_vjp(call, gradient, rows=3, keys=4)
     )
 
 

@@ -40,8 +40,8 @@ class Backward(Plain):
         weights, lse = self.softmax(x, seen, sink)
         weights = self.kept_weights(weights, seen)
         products = self.selected(self.row_products(), seen)
-        of_row = self.row_sum(weights, products)
-        logits = self.selected(weights * (products - of_row), seen)
+        row_sum = self.row_sum(weights, products)
+        logits = self.selected(weights * (products - row_sum), seen)
         scores = self.selected(logits * self.slope(), seen)
         found = {
             "q": self.summed(self.of_queries(scores), "q"),
@@ -51,7 +51,7 @@ class Backward(Plain):
         if self.bias is not None:
             found["bias"] = self.summed(self.of_bias(logits), "bias")
         if sink is not None:
-            found["sinks"] = self.of_sinks(sink, lse[..., None], of_row)
+            found["sinks"] = self.of_sinks(sink, lse[..., None], row_sum)
         return found
 
     def kept_weights(self, weights: Array, seen: Array) -> Array:
@@ -97,10 +97,10 @@ class Backward(Plain):
         """(..., H, Lq, Lk)."""
         return logits
 
-    def of_sinks(self, sink: Array, lse: Array, of_row: Array) -> Array:
+    def of_sinks(self, sink: Array, lse: Array, row_sum: Array) -> Array:
         """(H,), or the shape of sinks."""
         share = self.xp.exp(sink - self.level(lse))
-        whole = -share * of_row  # (..., H, Lq, 1)
+        whole = -share * row_sum  # (..., H, Lq, 1)
         whole = self.xp.sum(whole, axis=(*range(whole.ndim - 3), -2, -1))
         return self.xp.reshape(whole, tuple(self.given["sinks"].shape))
 

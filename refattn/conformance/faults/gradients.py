@@ -113,8 +113,8 @@ def _slope_of_one_plus(self: Any) -> Any:
     return slope if self.softcap is None else 2.0 - slope
 
 
-def _sink_sign(self: Any, sink: Array, lse: Array, of_row: Array) -> Array:
-    return -Backward.of_sinks(self, sink, lse, of_row)
+def _sink_sign(self: Any, sink: Array, lse: Array, row_sum: Array) -> Array:
+    return -Backward.of_sinks(self, sink, lse, row_sum)
 
 
 def _sink_without_sink(self: Any, x: Array, seen: Array, sink: Array | None) -> Any:
