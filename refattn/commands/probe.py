@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 def _card(args: argparse.Namespace, name: str) -> Any:
     from refattn.conformance.capture import captured
     from refattn.conformance.probe.run import PROBES, probe
-    from refattn.conformance.probe.table import progress
+    from refattn.conformance.reports.terminal import progress
     from refattn.conformance.targets import TargetError
 
     with captured([]):
@@ -100,7 +100,7 @@ def _card(args: argparse.Namespace, name: str) -> Any:
     try:
         if args.dtype and args.dtype not in target.dtypes:
             raise TargetError(target.unsupported((), args.dtype))
-        with progress(len(PROBES)) as advance:
+        with progress(len(PROBES), lambda finding: str(finding.name)) as advance:
             return probe(target, dtype=args.dtype, advance=advance)
     finally:
         target.close()

@@ -90,6 +90,16 @@ class Problem:
         return int(self.q.shape[-3]) if self.q.ndim > 2 else 1
 
     @property
+    def batch(self) -> tuple[int, ...]:
+        """The axes before the heads, broadcast."""
+        return np.broadcast_shapes(*(x.shape[:-3] for x in (self.q, self.k, self.v)))
+
+    @property
+    def scores_shape(self) -> tuple[int, ...]:
+        """(..., H, Lq, Lk), or (Lq, Lk) for rank 2."""
+        return (*self.batch, *self.q.shape[-3:-1], self.k.shape[-2])
+
+    @property
     def visible(self) -> Array:
         """Boolean, broadcasts to (..., H, Lq, Lk): the plain mask and the causal rule. A bias of -inf is not in it."""
         seen = np.ones((1, 1), dtype=bool) if self.shown is None else self.shown

@@ -12,6 +12,7 @@ from refattn.arrays import Array, is_array
 from refattn.conformance.case import Problem
 from refattn.conformance.diagnosis.rows import Call, likeness
 from refattn.conformance.diagnosis.single import diagnose
+from refattn.conformance.diagnosis.where import any_along
 from refattn.conformance.judge import (
     Judgement,
     Place,
@@ -206,7 +207,7 @@ def named_model(model: str | Model) -> str:
 
 def _where(what: str, wrong: Array, axis: int, numbers: Array) -> Iterator[str]:
     """Which indices of an axis are wrong, unless all are."""
-    found = np.any(wrong, axis=tuple(other for other in range(wrong.ndim) if other != axis))
+    found = any_along(wrong, axis)
     if not np.all(found):
         listed = [str(number) for number in numbers[found]]
         more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""

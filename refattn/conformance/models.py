@@ -12,6 +12,7 @@ import numpy as np
 
 from refattn.arrays import Array
 from refattn.conformance.case import Api
+from refattn.conformance.expect import expect_equal, expect_within
 from refattn.conformance.plain import Draw
 from refattn.conformance.tracked import Arithmetic, Tracked, merge, split
 
@@ -41,6 +42,15 @@ def _matrices(draw: Draw, shapes: tuple[tuple[int, int], ...]) -> tuple[Array, .
     return tuple(
         draw.normal(*shape, spread=gain * shape[0] ** -0.5) for shape, gain in zip(shapes, GAINS, strict=False)
     )
+
+
+def expect_logits(what: str, logits: Array, exact: Tracked) -> None:
+    """Logits (..., WORDS) within their bound, and the same greedy tokens, save where two are as good within it."""
+    expect_within(f"logits {what}", logits, exact.value, exact.error)
+    ordered = np.sort(exact.value, axis=-1)
+    clear = ordered[..., -1] - ordered[..., -2] > 2 * np.max(exact.error, axis=-1)
+    expected = np.argmax(exact.value, axis=-1)
+    expect_equal(f"greedy tokens {what}", np.argmax(logits, axis=-1)[clear], expected[clear])
 
 
 class Decoder:

@@ -9,8 +9,7 @@ import numpy as np
 from refattn import KVCache, PagedKVCache, RollingKVCache
 from refattn.arrays import Array
 from refattn.conformance.case import Api, Chapter
-from refattn.conformance.expect import expect_equal, expect_within
-from refattn.conformance.models import HEAD_WIDTH, KV_HEADS, PAD, WIDTH, WORDS, Decoder
+from refattn.conformance.models import HEAD_WIDTH, KV_HEADS, PAD, WIDTH, WORDS, Decoder, expect_logits
 from refattn.conformance.tracked import Tracked
 from refattn.dtypes import FULL
 
@@ -45,21 +44,12 @@ def _tokens(api: Api, *shape: int) -> Array:
     return api.draw.rng.integers(0, WORDS, shape)
 
 
-def _expect_same(what: str, logits: Array, exact: Tracked) -> None:
-    """Logits (..., WORDS) within their bound, and the same greedy tokens, save where two are as good within it."""
-    expect_within(f"logits {what}", logits, exact.value, exact.error)
-    ordered = np.sort(exact.value, axis=-1)
-    clear = ordered[..., -1] - ordered[..., -2] > 2 * np.max(exact.error, axis=-1)
-    expected = np.argmax(exact.value, axis=-1)
-    expect_equal(f"greedy tokens {what}", np.argmax(logits, axis=-1)[clear], expected[clear])
-
-
 @CASES.check("K1", "L4", "M6", dtypes=FULL)
 def chunks(api: Api) -> None:
     """A prompt that comes in chunks, the last one shorter, over each kind of cache, gives what one full pass gives."""
     model, tokens = _model(api), _tokens(api, 2, 8)
     exact = model.exact(tokens)
-    _expect_same("of one pass", model.logits(api, tokens), exact)
+    expect_logits("of one pass", model.logits(api, tokens), exact)
     for kind in CACHES:
         for size in (3, 7):
             caches = _caches(api, kind, 2)
@@ -67,7 +57,7 @@ def chunks(api: Api) -> None:
                 rows = slice(start, min(start + size, 8))
                 logits = model.logits(api, tokens[:, rows], caches)
                 what = f"of tokens {rows.start} to {rows.stop - 1}, chunks of {size}, {kind} caches"
-                _expect_same(what, logits, Tracked(exact.value[:, rows], exact.error[:, rows]))
+                expect_logits(what, logits, Tracked(exact.value[:, rows], exact.error[:, rows]))
 
 
 def _alone(model: Decoder, rows: list[Array], contexts: list[Array] | None = None) -> Tracked:
@@ -94,13 +84,13 @@ def left_padding(api: Api) -> None:
     """A batch padded on the left, prefilled in chunks and decoded, gives for each row what the row gives alone."""
     model, prompts = _model(api), [_tokens(api, 1, length) for length in LENGTHS.tolist()]
     padded = _padded(prompts, left=True)
-    _expect_same("without a cache", model.logits(api, padded, keep=padded != PAD)[:, -1], _alone(model, prompts))
+    expect_logits("without a cache", model.logits(api, padded, keep=padded != PAD)[:, -1], _alone(model, prompts))
     for kind in CACHES:
         rows, keep, caches, new = prompts, padded != PAD, _caches(api, kind, 2), padded[:, 4:]
         model.logits(api, padded[:, :4], caches, keep=keep[:, :4])
         for step in range(STEPS + 1):
             exact = _alone(model, rows)
-            _expect_same(f"of step {step}, {kind} caches", model.logits(api, new, caches, keep=keep)[:, -1], exact)
+            expect_logits(f"of step {step}, {kind} caches", model.logits(api, new, caches, keep=keep)[:, -1], exact)
             new, rows = _longer(rows, exact)
             keep = np.pad(keep, ((0, 0), (0, 1)), constant_values=True)
 
@@ -110,7 +100,7 @@ def right_padding(api: Api) -> None:
     """A batch padded on the right, each entry with its own count, gives for each row what the row gives alone."""
     model, prompts = _model(api), [_tokens(api, 1, length) for length in LENGTHS.tolist()]
     padded, entries, last = _padded(prompts, left=False), np.arange(2), LENGTHS - 1
-    _expect_same("without a cache", model.logits(api, padded)[entries, last], _alone(model, prompts))
+    expect_logits("without a cache", model.logits(api, padded)[entries, last], _alone(model, prompts))
     for kind in CACHES:
         rows, caches, prefilled = prompts, _caches(api, kind, 2), []
         for start in (0, 4):  # of which the shorter row has all its tokens in the first chunk
@@ -119,7 +109,7 @@ def right_padding(api: Api) -> None:
         logits = np.concatenate(prefilled, axis=1)[entries, last]
         for step in range(STEPS + 1):
             exact = _alone(model, rows)
-            _expect_same(f"of step {step}, {kind} caches", logits, exact)
+            expect_logits(f"of step {step}, {kind} caches", logits, exact)
             new, rows = _longer(rows, exact)
             logits = model.logits(api, new, caches)[:, -1]
 
@@ -136,5 +126,5 @@ def attention_to_a_context(api: Api) -> None:
     for step in range(STEPS):
         exact = _alone(model, rows, contexts)
         logits = model.logits(api, new, caches, context=context, kept=kept)[:, -1]
-        _expect_same(f"of step {step}", logits, exact)
+        expect_logits(f"of step {step}", logits, exact)
         new, rows = _longer(rows, exact)

@@ -6,6 +6,7 @@ What is left makes the problem unsupported.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,8 +45,8 @@ class Parts:
     @classmethod
     def of(cls, problem: Problem) -> Parts:
         """The parts of a problem."""
-        batch = np.broadcast_shapes(*(x.shape[:-3] for x in (problem.q, problem.k, problem.v)))
-        entries, q_len, k_len = int(np.prod(batch)), problem.q.shape[-2], problem.k.shape[-2]
+        batch, (q_len, k_len) = problem.batch, problem.scores_shape[-2:]
+        entries = math.prod(batch)
 
         def pairs(x: Array | None) -> Array | None:
             if x is None:

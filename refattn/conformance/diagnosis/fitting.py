@@ -167,7 +167,7 @@ def _rearranged(evidence: Evidence) -> Iterator[Hypothesis]:
             return np.take(x, order, axis=axis) if x.ndim >= -axis and x.shape[axis] == len(order) else None
 
         words = f"the output's {what} are those of {what} {_listed(order)} in this order"
-        yield _of_output(f"{what} in another order", "", take, words=words, order=order)
+        yield _of_output(f"{what} in another order", words, take, order=order)
 
 
 def _heads(evidence: Evidence) -> Iterator[Hypothesis]:
@@ -219,15 +219,13 @@ def _log_sum_exps(evidence: Evidence) -> Iterator[Hypothesis]:
 
 
 def _of_output(name: str, says: str, change: Callable[[Array], Array | None], **fitted: Any) -> Hypothesis:
-    said = fitted.pop("words", says)
-
     def predict(problem: Problem) -> Result | None:
         right = right_answer(problem, problem.dtype)
         with np.errstate(all="ignore"):  # infinities times a factor of 0
             changed = change(right.output)
         return None if changed is None else Result(output=changed, dtype=problem.dtype)
 
-    return Hypothesis(names=(name,), clauses=("N6",), predict=predict, says=lambda _: said, fitted=fitted)
+    return Hypothesis(names=(name,), clauses=("N6",), predict=predict, says=lambda _: says, fitted=fitted)
 
 
 def _of_lse(name: str, says: str, change: Callable[[Array], Array], **fitted: Any) -> Hypothesis:

@@ -6,7 +6,7 @@ import numpy as np
 
 from refattn.arrays import Array
 from refattn.conformance.case import Problem
-from refattn.conformance.diagnosis.where import indices_in_words
+from refattn.conformance.diagnosis.where import any_along, indices_in_words
 from refattn.conformance.gradients import golden_gradients_of
 from refattn.conformance.judge import Result, ratios_of, widest_model
 from refattn.rounding import Model
@@ -62,7 +62,7 @@ def _places(name: str, wrong: Array, lost: int) -> str:
     for axis in range(wrong.ndim):
         from_end = wrong.ndim - 1 - axis
         called = AXES[name][from_end] if from_end < len(AXES[name]) else BATCH
-        found = np.any(wrong, axis=tuple(other for other in range(wrong.ndim) if other != axis))
+        found = any_along(wrong, axis)
         if not found.all():
             parts.append(f"{called} {indices_in_words(np.flatnonzero(found), found.size)}")
     return ", ".join(parts)

@@ -46,10 +46,15 @@ def _words(what: str, wrong: Array, evidence: Evidence, lead: int) -> str:
     if lead == 2:
         axes.append(("columns", wrong.ndim - 1))
     for name, axis in axes:
-        found = np.any(wrong, axis=tuple(other for other in range(wrong.ndim) if other != axis))
+        found = any_along(wrong, axis)
         if not found.all():
             parts.append(f"{name} {indices_in_words(np.flatnonzero(found), found.size)}")
     return ", ".join(parts)
+
+
+def any_along(wrong: Array, axis: int) -> Array:
+    """Whether each index of an axis has a wrong element."""
+    return np.any(wrong, axis=tuple(other for other in range(wrong.ndim) if other != axis))
 
 
 def indices_in_words(found: Array, size: int) -> str:

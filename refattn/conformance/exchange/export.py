@@ -98,7 +98,7 @@ class Exported(NamedTuple):
         problem = self.problem
         tensors = TENSORS if problem.grad_output is None else WITH_GRADIENTS
         shapes = {name: list(x.shape) if (x := self.tensors.get(name)) is not None else None for name in tensors}
-        *lead, q_len, k_len = pairs_of(problem)
+        *lead, q_len, k_len = problem.scores_shape
         options = {name: getattr(problem, name) for name in ("causal", "scale", "softcap", "q_start", "k_start")}
         return {
             "dtype": problem.dtype,
@@ -186,12 +186,6 @@ def needs_of(problem: Problem) -> tuple[str, ...]:
     return tuple(name for name in FEATURES if name in needed)
 
 
-def pairs_of(problem: Problem) -> tuple[int, ...]:
-    """The shape of the scores, (..., H, Lq, Lk)."""
-    batch = np.broadcast_shapes(*(x.shape[:-3] for x in (problem.q, problem.k, problem.v)))
-    return (*batch, *problem.q.shape[-3:-1], problem.k.shape[-2])
-
-
 def in_lines(description: dict[str, Any]) -> str:
     """JSON with one key a line, which is found without a parser."""
     lines = (f" {json.dumps(name)}: {json.dumps(value)}" for name, value in description.items())
@@ -211,14 +205,13 @@ def write_inputs(folder: Path, tensors: dict[str, Tensor], form: str) -> None:
 
 def _tensors(problem: Problem) -> dict[str, Tensor]:
     """Mask and bias in full, so that no program has to broadcast them."""
-    pairs = pairs_of(problem)
     found: dict[str, Array | None] = {
         name: getattr(problem, name) for name in (*REQUIRED, "bias", "sinks", "grad_output")
     }
     found["mask"] = problem.shown
     for name in ("mask", "bias"):
         if (values := found[name]) is not None:
-            found[name] = np.ascontiguousarray(np.broadcast_to(values, pairs))
+            found[name] = np.ascontiguousarray(np.broadcast_to(values, problem.scores_shape))
     dtypes = {"mask": None}
     return {
         name: tensor_of(values, dtypes.get(name, problem.dtype))

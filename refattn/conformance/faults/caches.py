@@ -88,32 +88,18 @@ def _at(start: Any) -> Any:
 _CALL = cached.cached_call
 
 
-def _backwards(self: Any, pool: Array, longest: int) -> Array:
-    rows = self._tables.rows
-    self._tables.rows = [row[::-1] for row in rows]
-    try:
-        return _ORDERED(self, pool, longest)
-    finally:
-        self._tables.rows = rows
+def _tables(change: Any) -> Any:
+    """The pages are read as if each entry's table were another one."""
 
+    def ordered(self: Any, pool: Array, longest: int) -> Array:
+        rows = self._tables.rows
+        self._tables.rows = [change(row) for row in rows]
+        try:
+            return _ORDERED(self, pool, longest)
+        finally:
+            self._tables.rows = rows
 
-def _physical(self: Any, pool: Array, longest: int) -> Array:
-    """Pages in the order of the pool, as if there were no table."""
-    rows = self._tables.rows
-    self._tables.rows = [sorted(row) for row in rows]
-    try:
-        return _ORDERED(self, pool, longest)
-    finally:
-        self._tables.rows = rows
-
-
-def _first_page_only(self: Any, pool: Array, longest: int) -> Array:
-    rows = self._tables.rows
-    self._tables.rows = [row[:1] * len(row) for row in rows]
-    try:
-        return _ORDERED(self, pool, longest)
-    finally:
-        self._tables.rows = rows
+    return ordered
 
 
 _ORDERED = paged.PagedKVCache._ordered
@@ -156,6 +142,10 @@ def _cache(name: str, clause: str, dtypes: tuple[str, ...], owner: Any, attribut
     return Fault(name=name, clause=clause, kind=kind, dtypes=dtypes, patches=(Patch(owner, attribute, wrong),))
 
 
+def _pages(name: str, dtypes: tuple[str, ...], change: Any) -> Fault:
+    return _cache(name, "K8", dtypes, paged.PagedKVCache, "_ordered", _tables(change))
+
+
 FAULTS = (
     _cache("decoded tokens are rotated for position 0", "K1", FULL, layer, "_positions", _positions_from_zero),
     _cache("newest key is not seen", "K1", FULL, contiguous.KVCache, "seen_by", _without_newest),
@@ -178,9 +168,11 @@ FAULTS = (
     _cache("attend is not causal", "K7", COMPUTED, cached, "attend", _causal_by_request),
     _cache("attend is one position behind", "K7", COMPUTED, cached, "cached_call", _at(lambda start: start - 1)),
     _cache("attend aligns at the top left", "K7", COMPUTED, cached, "cached_call", _at(lambda start: start * 0)),
-    _cache("pages in reverse", "K8", FULL, paged.PagedKVCache, "_ordered", _backwards),
-    _cache("pages in the order of the pool", "K8", ONE, paged.PagedKVCache, "_ordered", _physical),
-    _cache("first page alone is read", "K8", FULL, paged.PagedKVCache, "_ordered", _first_page_only),
+    _pages("pages in reverse", FULL, lambda row: row[::-1]),
+    _pages("pages in the order of the pool", ONE, sorted),
+    _cache(
+        "first page alone is read", "K8", FULL, paged.PagedKVCache, "_ordered", _tables(lambda row: row[:1] * len(row))
+    ),
     _cache("shared pages are written to", "K8", ONE, pages.Tables, "_own", _shared_for_good),
     _cache("window is rolled one step too early", "K9", FULL, rolling.RollingKVCache, "seen_by", _too_early),
     _cache("window keeps too few of many tokens", "K9", FULL, rolling.RollingKVCache, "seen_by", _as_for_one),

@@ -83,6 +83,10 @@ def _bias_added_everywhere(run: Any, x: Array, seen: Array) -> Array:
     return x + run.summand()
 
 
+def _hidden_by_addition(run: Any, x: Array, seen: Array) -> Array:
+    return x + run.xp.where(seen, 0.0, run.full((1, 1), -INF))
+
+
 def _group_shares_mask(run: Any) -> Array:
     """The mask of a group's first head counts for the whole group."""
     if run.mask.ndim < 3 or run.mask.shape[-3] == 1 or run.heads == run.kv_heads:
@@ -192,7 +196,7 @@ FAULTS = (
         kind="NaN leak",
         steps={
             "scores": lambda run: run.products(run.q, run.k),
-            "hidden": lambda run, x, seen: x + run.xp.where(seen, 0.0, run.full((1, 1), -INF)),
+            "hidden": _hidden_by_addition,
         },
     ),
     Fault(
@@ -210,14 +214,14 @@ FAULTS = (
         kind="NaN leak",
         steps={
             "biased": _bias_added_everywhere,
-            "hidden": lambda run, x, seen: x + run.xp.where(seen, 0.0, run.full((1, 1), -INF)),
+            "hidden": _hidden_by_addition,
         },
     ),
     Fault(
         name="maximum over hidden keys",
         clause="M19",
         kind="overflow",
-        steps={"hidden": _peak_of_hidden, "peak": _largest_of_all, "empty_total": lambda run: 1.0},
+        steps={"hidden": _peak_of_hidden, "peak": _largest_of_all},
     ),
     Fault(
         name="visible NaN keys count as zero",

@@ -103,9 +103,7 @@ class Caller:
     def output(self, problem: Problem) -> Array:
         """The output, float64, of the shape that it must have."""
         output = self.result(problem).output
-        batch = np.broadcast_shapes(*(x.shape[:-3] for x in (problem.q, problem.k, problem.v)))
-        head = problem.q.shape[-3:-2]
-        expected = (*batch, *head, problem.q.shape[-2], problem.v.shape[-1])
+        expected = (*problem.scores_shape[:-1], problem.v.shape[-1])
         if output.shape != expected:
             raise Unclear(f"the output has shape {output.shape}, expected {expected}")
         return output

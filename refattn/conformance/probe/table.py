@@ -1,10 +1,6 @@
-"""A card shown: a progress bar while it is made, a table, and one line that sums it up."""
+"""A card shown: a table, and one line that sums it up."""
 
 from __future__ import annotations
-
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 
 from refattn.clauses import CHAPTERS
 from refattn.conformance.probe.card import DEPARTS, NOT_DETERMINED, NOT_OFFERED, VERDICTS, Card, Finding
@@ -12,21 +8,6 @@ from refattn.conformance.probe.card import DEPARTS, NOT_DETERMINED, NOT_OFFERED,
 STYLES = {DEPARTS: "red", NOT_DETERMINED: "yellow", NOT_OFFERED: "dim"}
 # Of a pipe.
 WIDTH = 120
-
-
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[Finding], None]]:
-    """A function to call with each finding; it draws a progress bar if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda finding: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda finding: bar.update(task, advance=1, description=finding.name)
 
 
 def print_card(card: Card) -> None:

@@ -31,11 +31,6 @@ class Profile:
     card: Card
 
     @property
-    def departures(self) -> tuple[Finding, ...]:
-        """What it declares."""
-        return self.card.departures
-
-    @property
     def faults(self) -> tuple[Fault, ...]:
         """The wrong implementations that its departures describe, each once, in the order of the card."""
         found = {fault.name: fault for finding in self._shown for fault in faults_of(finding)}
@@ -47,7 +42,7 @@ class Profile:
         honoured = any(one.name == "q_start" and one.found == "honoured" for one in self.card.findings)
         by_name = ":" not in self.card.target
         hidden = LITERAL if by_name else ("causal alignment",) if honoured else ()
-        return tuple(one for one in self.departures if one.name not in hidden)
+        return tuple(one for one in self.card.departures if one.name not in hidden)
 
 
 def names() -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def pictures_of(evidence: Any, name: str) -> tuple[list[Picture], str]:
     parts = [] if result is None else _parts(problem, result, golden)
     worst = max(parts, key=lambda part: part.place.rank, default=None)
     leading = golden.lse.shape[:-1]
-    head = (0,) * len(leading) if worst is None else _head(worst, len(leading))
+    head = (0,) * len(leading) if worst is None else worst.place.at[: len(leading)]
     where = _in_words(head, leading)
     row = None if worst is None else worst.place.at[len(leading)]
     drawn = _visibility(problem, golden, head, row, name)
@@ -135,11 +135,6 @@ def _parts(problem: Any, result: Any, golden: Any) -> list[Part]:
         if place is not None:
             parts.append(Part(place, actual, expected, bound, axes))
     return parts
-
-
-def _head(worst: Part, leading: int) -> tuple[int, ...]:
-    """The batch entry and head of the worst place; () for rank 2."""
-    return worst.place.at[:leading]
 
 
 def _in_words(head: tuple[int, ...], leading: tuple[int, ...]) -> str:

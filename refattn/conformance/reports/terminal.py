@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from refattn.clauses import clause
 from refattn.conformance.alignment import note_on
@@ -25,10 +26,12 @@ SELDOM_OFFERED = {"weights", OWN_FUNCTIONS}
 
 
 @contextlib.contextmanager
-def progress(total: int | None) -> Iterator[Callable[[Record], None]]:
+def progress(
+    total: int | None, words: Callable[[Any], str] = lambda record: f"{record.case} {record.dtype}"
+) -> Iterator[Callable[[Any], None]]:
     """A function to call with each record; it draws a progress bar if standard error is a terminal.
 
-    total is None where nobody knows how many there will be.
+    total is None where nobody knows how many there will be; words say which one a record is.
     """
     if not sys.stderr.isatty():
         yield lambda record: None
@@ -39,7 +42,7 @@ def progress(total: int | None) -> Iterator[Callable[[Record], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda record: bar.update(task, advance=1, description=f"{record.case} {record.dtype}")
+        yield lambda record: bar.update(task, advance=1, description=words(record))
 
 
 def print_report(report: Report, labels: frozenset[str] | None = None, command: str = "") -> None:
