@@ -20,7 +20,7 @@ from refattn.conformance.isolation.target import IsolatedTarget
 from refattn.conformance.probe import Card, probe
 from refattn.conformance.probe.schema import as_text
 from refattn.conformance.profiles import Profile
-from refattn.conformance.targets.names import NAMES
+from refattn.conformance.targets.names import NAMES, chosen_names
 
 VERIFIED = "verified.toml"
 # For the calls of a question: tinygrad's device of plain Python takes minutes for some.
@@ -51,9 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--draw", action="store_true", help="probe nothing: draw the page of the cards that are there")
     chosen = parser.parse_args(arguments)
-    names = chosen.names or [name for name, known in NAMES.items() if known.installed]
-    if unknown := [name for name in names if name not in NAMES]:
-        parser.error(f"no implementation {', '.join(unknown)}; refattn check --list shows all")
+    names = chosen_names(chosen.names, parser)
     for name in () if chosen.draw else names:
         started = time.monotonic()
         card = probed(name)

@@ -20,7 +20,7 @@ from typing import Any
 from refattn.conformance.records import BROKEN
 from refattn.conformance.reproductions import Reproduction, failures, read_all
 from refattn.conformance.scoreboard_page import page_of
-from refattn.conformance.targets.names import NAMES
+from refattn.conformance.targets.names import NAMES, chosen_names
 
 # Those that take minutes for each dtype are judged in float32 alone.
 QUICK = ("tinygrad",)
@@ -40,9 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--reports", type=Path, help="judge nothing that has a NAME.json of `refattn check` here")
     parser.add_argument("--draw", action="store_true", help="judge nothing: draw the page, run the reproductions")
     chosen = parser.parse_args(arguments)
-    names = chosen.names or [name for name, known in NAMES.items() if known.installed]
-    if unknown := [name for name in names if name not in NAMES]:
-        parser.error(f"no implementation {', '.join(unknown)}; refattn check --list shows all")
+    names = chosen_names(chosen.names, parser)
     results = chosen.folder / "scoreboard.json"
     board: dict[str, Any] = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
     for name in () if chosen.draw else names:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from refattn.arrays import Array
 from refattn.conformance.targets.answer import in_words
+from refattn.conformance.targets.signatures import parameters_of
 
 # What the function itself returned, for backward functions that have parameters of these names.
 FORWARD = ("output", "lse")
@@ -16,11 +15,8 @@ FORWARD = ("output", "lse")
 
 def asked_of_forward(backward: Callable[..., Any]) -> tuple[str, ...]:
     """Those of FORWARD that a backward function has parameters for."""
-    try:
-        parameters = inspect.signature(backward).parameters
-    except (TypeError, ValueError):  # compiled functions may hide their signature
-        return ()
-    return tuple(name for name in FORWARD if name in parameters)
+    known = {parameter.name for parameter in parameters_of(backward) or ()}
+    return tuple(name for name in FORWARD if name in known)
 
 
 def in_order(found: Any, names: list[str], name: str) -> dict[str, Array]:
@@ -32,9 +28,3 @@ def in_order(found: Any, names: list[str], name: str) -> dict[str, Array]:
             raise TypeError(f"the backward function of {name} returned {in_words(found)}, expected a tuple or a dict")
         found = dict(zip(names, found))
     return {name: x for name, x in found.items() if x is not None}
-
-
-def refused_option(fault: TypeError, options: Mapping[str, Any]) -> str:
-    """The option for which a function has no parameter, if that is what the error of its call says; else ""."""
-    refused = re.search(r"unexpected keyword argument '(\w+)'", str(fault))
-    return refused[1] if refused is not None and refused[1] in options else ""

@@ -6,7 +6,6 @@ there is one call for each entry.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,7 @@ import numpy as np
 
 from refattn.arrays import Array, library_of
 from refattn.conformance.case import Problem, Unsupported
-from refattn.conformance.conventions.convention import Convention
+from refattn.conformance.conventions.convention import OPTIONS, Convention
 from refattn.conformance.conventions.express import Lacking, Parts, express, features_of
 from refattn.conformance.conventions.read import ConventionError, find_convention
 from refattn.conformance.plain import numbers_of
@@ -25,11 +24,7 @@ from refattn.conformance.targets.convention_backward import gradients_of
 from refattn.conformance.targets.function import load_function
 from refattn.conformance.targets.layouts import Misshapen, OneCall, expected_shape, lay, pack, restored
 from refattn.conformance.targets.leaves import Leaves, at_numbers
-
-OPTIONS = (
-    *("causal", "mask", "bias", "window", "lengths", "alibi"),
-    *("scale", "softcap", "sinks", "q_start", "k_start"),
-)
+from refattn.conformance.targets.signatures import parameters_of
 
 
 def by_convention(name: str, convention: str, library: str | None = None) -> ConventionTarget:
@@ -270,24 +265,12 @@ class ConventionTarget(ArrayTarget):
 
 
 def _narrowed(convention: Convention, function: Callable[..., Any], name: str) -> tuple[Convention, tuple[str, ...]]:
-    """The convention without what the function's signature lacks, and a note that names that."""
-    called = getattr(function, "forward", None)
-    called = called if callable(called) and not inspect.isroutine(function) else function
-    try:
-        parameters = inspect.signature(called).parameters
-    except (TypeError, ValueError):  # compiled functions may hide their signature: try everything
+    """The convention without what the function's signature lacks, and a note that names that. Raises TargetError."""
+    parameters = parameters_of(function)
+    if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):  # try everything
         return convention, ()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return convention, ()
-    known = {p.name for p in parameters.values() if p.kind is not p.POSITIONAL_ONLY}
-    packed = convention.packed
-    required = {getattr(convention.names, one): one for one in ("q", "k", "v") if one not in convention.positional}
-    required |= {one: "fixed" for one in convention.fixed if one not in convention.positional}
-    required |= {convention.names.output: "output"} if convention.names.output else {}
-    required |= (
-        {one: "packed" for one in (packed.cu_q, packed.cu_k, packed.max_q, packed.max_k) if one} if packed else {}
-    )
-    for parameter, key in required.items():
+    known = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
+    for parameter, key in _required(convention).items():
         if parameter not in known:
             raise TargetError(
                 f"{name} has no parameter {parameter!r}, which the convention {convention.name} needs ({key})"
@@ -296,22 +279,29 @@ def _narrowed(convention: Convention, function: Callable[..., Any], name: str) -
     tables: dict[str, Any] = {}
     names: dict[str, Any] = {}
     for option in OPTIONS:
-        absent = [
-            one for one in convention.parameters(option) if one not in known and option not in convention.positional
-        ]
-        if absent:
+        needed = () if option in convention.positional else convention.parameters(option)
+        if absent := [one for one in needed if one not in known]:
             lacks += absent
             (names if hasattr(convention.names, option) else tables)[option] = None
     if names.get("q_start", "") is None:
         raise TargetError(f"{name} has no parameter {convention.names.q_start!r}, by which {convention.name} aligns")
-    if any(one not in known for one in convention.ask.get("lse", {})):
-        lacks += [one for one in convention.ask["lse"] if one not in known]
-        tables["lse"] = None
-    if any(one not in known for one in convention.ask.get("grouped", {})):
-        lacks += [one for one in convention.ask["grouped"] if one not in known]
-        tables["grouped"] = False
+    for key, without in (("lse", None), ("grouped", False)):
+        if absent := [one for one in convention.ask.get(key, {}) if one not in known]:
+            lacks += absent
+            tables[key] = without
     if not lacks:
         return convention, ()
     off = {key: value for key, value in convention.off.items() if key not in {*tables, *names}}
     narrowed = replace(convention, off=off, names=replace(convention.names, **names), **tables)
     return narrowed, (f"the signature lacks of the convention {convention.name}: {', '.join(lacks)}",)
+
+
+def _required(convention: Convention) -> dict[str, str]:
+    """The parameters without which no call can be made, with the convention's key for each."""
+    by_name = [key for key in ("q", "k", "v") if key not in convention.positional]
+    found = {getattr(convention.names, key): key for key in by_name}
+    found |= {parameter: "fixed" for parameter in convention.fixed if parameter not in convention.positional}
+    found |= {convention.names.output: "output"} if convention.names.output else {}
+    if (packed := convention.packed) is not None:
+        found |= {one: "packed" for one in (packed.cu_q, packed.cu_k, packed.max_q, packed.max_k) if one}
+    return found

@@ -16,9 +16,10 @@ from refattn.arrays import Array
 from refattn.conformance.case import Problem
 from refattn.conformance.conventions.express import Lacking, Parts
 from refattn.conformance.targets.answer import Seen
-from refattn.conformance.targets.backward import FORWARD, asked_of_forward, in_order, refused_option
+from refattn.conformance.targets.backward import FORWARD, asked_of_forward, in_order
 from refattn.conformance.targets.layouts import Misshapen, OneCall, expected_shape, lay, pack
 from refattn.conformance.targets.leaves import Leaves
+from refattn.conformance.targets.signatures import refused_option
 from refattn.gradients import summed_to
 
 if TYPE_CHECKING:

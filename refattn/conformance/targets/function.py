@@ -27,8 +27,9 @@ import numpy as np
 
 from refattn.arrays import Array
 from refattn.conformance.case import GRADIENTS, Problem, Unsupported
-from refattn.conformance.targets.backward import asked_of_forward, in_order, refused_option
+from refattn.conformance.targets.backward import asked_of_forward, in_order
 from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, in_words, library_backend
+from refattn.conformance.targets.signatures import parameters_of, refused_option
 
 OPTIONS = frozenset({"causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start"})
 ALWAYS = frozenset({"gqa", "lse"})  # heads in groups and the log-sum-exp show only in a call
@@ -212,12 +213,8 @@ def _from_module(name: str) -> Any:
 
 def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter] | None:
     """The parameters after q, k and v; None where the signature is hidden or takes whatever it is given."""
-    forward = getattr(function, "forward", None)
-    if callable(forward) and not inspect.isroutine(function):  # a module: its own __call__ takes anything
-        function = forward
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # compiled functions may hide their signature: try everything
+    parameters = parameters_of(function)
+    if parameters is None:  # try everything
         return None
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < 3 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 from typing import Any, NamedTuple
@@ -135,3 +136,11 @@ NAMES: dict[str, Named] = {
         model="gpt_oss",
     ),
 }
+
+
+def chosen_names(asked: list[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The names that a command line asks for, or all that are installed; a name that is none ends it."""
+    names = asked or [name for name, known in NAMES.items() if known.installed]
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"no implementation {', '.join(unknown)}; refattn check --list shows all")
+    return names
