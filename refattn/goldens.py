@@ -88,6 +88,7 @@ def golden_visible(
     v: Array,
     visible: Array,
     *,
+    rows: Sequence[int] | None = None,
     weights: bool = False,
     bias: Array | None = None,
     scale: float | None = None,
@@ -110,6 +111,7 @@ def golden_visible(
         scale=scale,
         softcap=softcap,
         sinks=None if sinks is None else host(sinks),
+        rows=rows,
         weights=weights,
         errors=errors,
     )
@@ -221,9 +223,7 @@ class Golden:
             if kept is not None:
                 kept[(*at, keys)] = block.logits
 
-        broken = ~np.all(np.isfinite(self._q), axis=-1)  # (M20, M21)
-        broken = broken | (np.isneginf(self._largest) & np.isneginf(self._sinks))  # nothing to divide by (P7)
-        self._nan = self._nan | (self._some & broken) | np.isnan(self._largest) | np.isposinf(self._largest)
+        self._nan = self._nan | self._broken()
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             lse = self._level + np.log(total.value)
             self._total = np.where(self._nan | (total.value == 0), 1.0, total.value)
@@ -232,13 +232,25 @@ class Golden:
         poison = np.where(up & down, np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))
         self.output = self._trim(np.where(self._nan[..., None], np.nan, quotient) + poison)
         self.lse = self._trim(np.where(self._nan, np.nan, lse))
-        self.weights: Array = None
-        if kept is not None:
-            kept[self._nan] = np.nan
-            kept -= self._level[..., None]
-            np.exp(kept, out=kept)
-            kept /= self._total[..., None]
-            self.weights = self._trim(kept)
+        self.weights: Array = None if kept is None else self._trim(self._normalised(kept))
+
+    def _broken(self) -> Array:
+        """Which rows a NaN, an infinity, or logits of -inf alone make NaN (M20, M21, P7)."""
+        import numpy as np
+
+        query = ~np.all(np.isfinite(self._q), axis=-1)
+        nothing = np.isneginf(self._largest) & np.isneginf(self._sinks)  # to divide by
+        return (self._some & (query | nothing)) | np.isnan(self._largest) | np.isposinf(self._largest)
+
+    def _normalised(self, logits: Array) -> Array:
+        """The weights of logits (..., H, R, Lk), in their place."""
+        import numpy as np
+
+        logits[self._nan] = np.nan
+        logits -= self._level[..., None]
+        np.exp(logits, out=logits)
+        logits /= self._total[..., None]
+        return logits
 
     @property
     def is_nan(self) -> Array:

@@ -316,22 +316,22 @@ def raw_scores(call: Call, k: Array, key_broken: Array | None, empty: Array | No
     xp, q = call.library.xp, call.q
     if not k.shape[-1]:
         return xp.zeros(call.scores_shape, dtype=call.compute, device=call.device)  # A6
-    lost = None
+    nan_rows = None
     if not call.library.host:  # D9: derivatives by k multiply a hidden pair's query, NaN perhaps, by 0
         nan = xp.isnan(q)
-        lost = xp.sum(xp.where(nan, q, 0.0), axis=-1, keepdims=True)  # (..., H, Lq, 1): 0 or NaN
+        nan_rows = xp.sum(xp.where(nan, q, 0.0), axis=-1, keepdims=True)  # (..., H, Lq, 1): 0 or NaN
         q = xp.where(nan if empty is None else nan | empty, 0.0, q)
     q = stack_groups(xp, q, call.group)  # (..., Hkv, G * Lq, d_k)  G1, G2
     scores = unstack_groups(xp, xp.matmul(q, xp.matrix_transpose(k)), call.group)
-    if lost is not None:
-        scores = scores + lost  # M21: added, so that the NaN's own derivative is NaN
+    if nan_rows is not None:
+        scores = scores + nan_rows  # M21: added, so that the NaN's own derivative is NaN
     if tuple(scores.shape) != call.scores_shape:
         scores = xp.broadcast_to(scores, call.scores_shape)  # A3: v may bring batch axes of its own
     if key_broken is None:
         return scores
     broken = ~xp.all(xp.isfinite(key_broken), axis=-1)
-    lost = xp.where(broken, float("nan"), xp.zeros_like(key_broken[..., 0]))[..., None, :]  # (..., Hkv, 1, Lk)
-    grouped = stack_groups(xp, scores, call.group) + lost
+    nan_keys = xp.where(broken, float("nan"), xp.zeros_like(key_broken[..., 0]))[..., None, :]  # (..., Hkv, 1, Lk)
+    grouped = stack_groups(xp, scores, call.group) + nan_keys
     return unstack_groups(xp, grouped, call.group)
 
 
