@@ -7,7 +7,7 @@ from typing import Any
 from refattn.arrays import Array
 from refattn.conformance.faults.backward import Backward
 from refattn.conformance.faults.fault import Fault
-from refattn.conformance.faults.pipeline import Plain
+from refattn.conformance.faults.pipeline import Plain, diagonal_moved
 
 # Numbers of queries or keys that such a kernel takes at a time.
 TILES = (16, 32, 64, 128)
@@ -35,14 +35,6 @@ class FromLogSumExp(Backward):
 
 def _without_causal(self: Any) -> Array:
     return self.key_positions() == self.key_positions()
-
-
-def _next_too(self: Any) -> Array:
-    return self.key_positions() <= self.query_positions() + 1
-
-
-def _own_missing(self: Any) -> Array:
-    return self.key_positions() < self.query_positions()
 
 
 def _last(length: int, tile: int) -> slice:
@@ -75,8 +67,8 @@ FAULTS = (
         _fault(f"{name}, by the log-sum-exp", "D1", FromLogSumExp, steps={"causal_pairs": pairs})
         for name, pairs in (
             ("gradients without causal", _without_causal),
-            ("gradients see the next", _next_too),
-            ("gradients miss the own key", _own_missing),
+            ("gradients see the next", diagonal_moved(1)),
+            ("gradients miss the own key", diagonal_moved(-1)),
         )
     ),
     *(

@@ -8,7 +8,7 @@ from refattn import pipeline
 from refattn.arrays import Array
 from refattn.conformance.faults.backward import Backward
 from refattn.conformance.faults.fault import Fault, Patch
-from refattn.conformance.faults.pipeline import Plain
+from refattn.conformance.faults.pipeline import Plain, diagonal_moved
 from refattn.dtypes import LOW
 
 
@@ -91,14 +91,6 @@ def _without_causal(self: Any) -> Array:
     return seen
 
 
-def _next_too(self: Any) -> Array:
-    return self.key_positions() <= self.query_positions() + 1
-
-
-def _own_missing(self: Any) -> Array:
-    return self.key_positions() < self.query_positions()
-
-
 def _swapped(self: Any) -> dict[str, Array]:
     found = Backward.wide_gradients(self)
     return {**found, "k": found["v"], "v": found["k"]}
@@ -165,8 +157,8 @@ FAULTS = (
     _fault("row sum missing", "D1", steps={"row_sum": _no_row_sum}),
     _fault("row sum is a mean", "D1", steps={"row_sum": _row_mean}),
     _fault("gradients without causal", "D1", steps={"visible": _without_causal}),
-    _fault("gradients see the next", "D1", steps={"causal_pairs": _next_too}),
-    _fault("gradients miss the own key", "D1", steps={"causal_pairs": _own_missing}),
+    _fault("gradients see the next", "D1", steps={"causal_pairs": diagonal_moved(1)}),
+    _fault("gradients miss the own key", "D1", steps={"causal_pairs": diagonal_moved(-1)}),
     _fault("dk and dv swapped", "D1", steps={"wide_gradients": _swapped}),
     _fault("gradients of another dtype", "D1", dtypes=LOW, steps={"stored_as": _as_computed}),
     _fault("first head of a group alone", "D2", steps={"combined": lambda self, parts: parts[..., 0, :, :]}),

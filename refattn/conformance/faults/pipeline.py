@@ -246,6 +246,11 @@ class Plain:
         return self.xp.astype(self.xp.astype(x, self.result), self.wide)
 
 
+def diagonal_moved(by: int) -> Any:
+    """A step `causal_pairs` that shows so many keys more than those up to the query's own."""
+    return lambda run: run.key_positions() <= run.query_positions() + by
+
+
 class Unfused(Plain):
     """Scores and weights are stored in the dtype of q, as an eager implementation has them."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from refattn.arrays import Array
 from refattn.conformance.faults.fault import Fault
-from refattn.conformance.faults.pipeline import INF, Plain
+from refattn.conformance.faults.pipeline import INF, Plain, diagonal_moved
 
 SENTINEL = -1e4
 
@@ -99,10 +99,6 @@ def _first_entry(run: Any) -> Array:
     return run.mask[:1, ...] if run.mask.ndim == 4 else run.mask
 
 
-def _wrong_diagonal(by: int) -> Any:
-    return lambda run: run.key_positions() <= run.query_positions() + by
-
-
 FAULTS = (
     Fault(
         name="mask polarity",
@@ -129,8 +125,8 @@ FAULTS = (
         steps={"key_positions": lambda run: run.integers(range(run.k_len))[None, :]},
     ),
     Fault(name="first start for all entries", clause="M3", kind="mask alignment", steps={"start": _first_start}),
-    Fault(name="causal hides itself", clause="M4", kind="mask alignment", steps={"causal_pairs": _wrong_diagonal(-1)}),
-    Fault(name="causal shows the next", clause="M4", kind="test oracle", steps={"causal_pairs": _wrong_diagonal(1)}),
+    Fault(name="causal hides itself", clause="M4", kind="mask alignment", steps={"causal_pairs": diagonal_moved(-1)}),
+    Fault(name="causal shows the next", clause="M4", kind="test oracle", steps={"causal_pairs": diagonal_moved(1)}),
     Fault(
         name="causal looks ahead",
         clause="M4",
