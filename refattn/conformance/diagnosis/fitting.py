@@ -46,48 +46,51 @@ def fitted(evidence: Evidence) -> Iterator[Hypothesis]:
 def _scales(evidence: Evidence) -> Iterator[Hypothesis]:
     """The scale, the soft cap, the bias or the sinks, times a factor."""
     problem = evidence.problem
-    expected = facts(problem)["scale"] or 1.0
-
-    def scaled(factor: float) -> Hypothesis:
-        def words(p: Problem) -> str:
-            right = facts(p)["scale"]
-            return f"the effective scale is {factor * right:.6g}, {factor:.5g} times the expected {right:.6g}"
-
-        def change(p: Problem) -> Problem:
-            return but(p, scale=factor * facts(p)["scale"])
-
-        return reading("another scale", "S1" if problem.scale is None else "S2", words, change, scale=factor * expected)
-
-    def capped(factor: float) -> Hypothesis:
-        def words(p: Problem) -> str:
-            return f"the soft cap acts as {factor * facts(p)['softcap']:.6g} instead of {facts(p)['softcap']:.6g}"
-
-        def change(p: Problem) -> Problem:
-            return but(p, softcap=None if p.softcap is None else factor * p.softcap)
-
-        return reading("another soft cap", "S3", words, change, softcap=factor * facts(problem)["softcap"])
-
-    def cap_alone(value: float) -> Hypothesis:
-        words = f"scores are capped at {value:.6g}, which was not asked for"
-        return reading("soft cap unasked", "S3", words, lambda p: but(p, softcap=value), softcap=value)
-
-    def times(name: str, factor: float) -> Hypothesis:
-        def change(p: Problem) -> Problem:
-            values = getattr(p, name)
-            return p if values is None else but(p, **{name: np.where(np.isfinite(values), values * factor, values)})
-
-        words = f"{name} act times {factor:.5g}" if name == "sinks" else f"the bias acts times {factor:.5g}"
-        return reading(f"{name} times a factor", "P3" if name == "sinks" else "B4", words, change, **{name: factor})
-
-    yield from _best(evidence, scaled, GUESSES)
+    yield from _best(evidence, lambda factor: _another_scale(problem, factor), GUESSES)
     if problem.softcap is None:
-        yield from _best(evidence, cap_alone, CAPS)
+        yield from _best(evidence, _cap_unasked, CAPS)
     else:
-        yield from _best(evidence, capped, [guess for guess in GUESSES if guess > 0])
+        positive = [guess for guess in GUESSES if guess > 0]
+        yield from _best(evidence, lambda factor: _another_cap(problem, factor), positive)
     if problem.bias is not None:
-        yield from _best(evidence, lambda factor: times("bias", factor), GUESSES)
+        yield from _best(evidence, lambda factor: _times("bias", "B4", "the bias acts", factor), GUESSES)
     if problem.sinks is not None:
-        yield from _best(evidence, lambda factor: times("sinks", factor), GUESSES)
+        yield from _best(evidence, lambda factor: _times("sinks", "P3", "sinks act", factor), GUESSES)
+
+
+def _another_scale(asked: Problem, factor: float) -> Hypothesis:
+    def words(p: Problem) -> str:
+        right = facts(p)["scale"]
+        return f"the effective scale is {factor * right:.6g}, {factor:.5g} times the expected {right:.6g}"
+
+    def change(p: Problem) -> Problem:
+        return but(p, scale=factor * facts(p)["scale"])
+
+    expected = facts(asked)["scale"] or 1.0
+    return reading("another scale", "S1" if asked.scale is None else "S2", words, change, scale=factor * expected)
+
+
+def _another_cap(asked: Problem, factor: float) -> Hypothesis:
+    def words(p: Problem) -> str:
+        return f"the soft cap acts as {factor * facts(p)['softcap']:.6g} instead of {facts(p)['softcap']:.6g}"
+
+    def change(p: Problem) -> Problem:
+        return but(p, softcap=None if p.softcap is None else factor * p.softcap)
+
+    return reading("another soft cap", "S3", words, change, softcap=factor * facts(asked)["softcap"])
+
+
+def _cap_unasked(value: float) -> Hypothesis:
+    words = f"scores are capped at {value:.6g}, which was not asked for"
+    return reading("soft cap unasked", "S3", words, lambda p: but(p, softcap=value), softcap=value)
+
+
+def _times(name: str, clause: str, acts: str, factor: float) -> Hypothesis:
+    def change(p: Problem) -> Problem:
+        values = getattr(p, name)
+        return p if values is None else but(p, **{name: np.where(np.isfinite(values), values * factor, values)})
+
+    return reading(f"{name} times a factor", clause, f"{acts} times {factor:.5g}", change, **{name: factor})
 
 
 def _best(evidence: Evidence, make: Callable[[float], Hypothesis], guesses: Any) -> Iterator[Hypothesis]:

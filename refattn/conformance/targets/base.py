@@ -178,24 +178,16 @@ class ArrayTarget(Differentiable):
         more = self.distrusted and not problem.among_others and zlib.crc32(problem.q.tobytes()) % 2
         placed = {name: self._placed(getattr(problem, name), problem) for name in ("q", "k", "v")}
         stored = {name: one.view for name, one in placed.items()}
-        if problem.among_others:
-            self._other_call(problem)
-        if self._in_place:
-            poison(self, [(*problem.q.shape[:-1], problem.v.shape[-1]), problem.q.shape[:-1]], problem.dtype)
-        if problem.grad_output is None:
-            answer = self.compute(problem, **stored, again=False)
-        else:
-            answer = self.with_gradients(problem, **stored)
-        if problem.among_others:
-            self._other_call(problem)
+        answer = self._first(problem, stored)
         parts = {"output": answer.output, "log-sum-exp": answer.lse, "weights": answer.weights}
-        gradients = {f"{OF}{name}": x for name, x in answer.gradients.items() if not isinstance(x, Seen)}
-        for what, array in {**parts, **gradients}.items():
+        parts |= {f"{OF}{name}": x for name, x in answer.gradients.items() if not isinstance(x, Seen)}
+        for what, array in parts.items():
             if foreign := self._foreign(what, array, stored["q"]):
                 return Observed(foreign=foreign, inputs={})
         shared = tuple(name for name, x in stored.items() if shares_memory(answer.output, x))
         output = self._read(answer.output)
         lse, weights = (None if x is None else self._read(x) for x in (answer.lse, answer.weights))
+        gradients = {name: self._read(x) for name, x in answer.gradients.items()}
         later = [self._again(problem, stored)]
         if more:
             self._other_call(problem)
@@ -208,7 +200,7 @@ class ArrayTarget(Differentiable):
             output=output,
             lse=lse,
             weights=weights,
-            gradients={name: self._read(x) for name, x in answer.gradients.items()},
+            gradients=gradients,
             second=self._read(later[0]),
             third=self._read(later[1]) if more else None,
             inputs={name: self.host(x) for name, x in stored.items()},
@@ -220,6 +212,20 @@ class ArrayTarget(Differentiable):
     def _in_place(self) -> bool:
         """Whether memory is worth a look: it is not refattn's own, and arrays of the library can be written to."""
         return self.distrusted and "mutable" in self.backend.capabilities
+
+    def _first(self, problem: Problem, stored: dict[str, Array]) -> Answer:
+        """The answer to the first call: on poisoned memory, and between other calls where the problem asks for them."""
+        if problem.among_others:
+            self._other_call(problem)
+        if self._in_place:
+            poison(self, [(*problem.q.shape[:-1], problem.v.shape[-1]), problem.q.shape[:-1]], problem.dtype)
+        if problem.grad_output is None:
+            answer = self.compute(problem, **stored, again=False)
+        else:
+            answer = self.with_gradients(problem, **stored)
+        if problem.among_others:
+            self._other_call(problem)
+        return answer
 
     def _again(self, problem: Problem, stored: dict[str, Array]) -> Array:
         """The output of the same call once more, followed by the library if the first was."""
