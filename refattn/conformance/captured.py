@@ -120,8 +120,7 @@ def problem_of(group: Group, dtype: str | None = None) -> Problem:
     values = {name: parts[name].values() for name in (*REQUIRED, *ARRAYS, "grad_output") if name in parts}
     if dtype is not None:
         values |= {name: rounded(values[name], dtype) for name in values if name != "mask"}
-    options: dict[str, Any] = {name: float(parts[name].stored.reshape(())) for name in NUMBERS if name in parts}
-    options |= {name: _start(parts[name].stored) for name in STARTS if name in parts}
+    options = _numbers_of(parts)
     options |= {name: bool(parts[name].stored.reshape(())) for name in FLAGS if name in parts}
     if "layout" in parts:
         options["layout"] = str(parts["layout"].stored)
@@ -198,8 +197,11 @@ def _case(group: Group, gradients: bool) -> CapturedCase:
     )
 
 
-def _start(values: Array) -> Any:
-    return int(values) if values.ndim == 0 else values
+def _numbers_of(parts: dict[str, Tensor]) -> dict[str, Any]:
+    """Scale, soft cap and starts, the last two as ints or one number per batch entry."""
+    found: dict[str, Any] = {name: float(parts[name].stored.reshape(())) for name in NUMBERS if name in parts}
+    starts = {name: parts[name].stored for name in STARTS if name in parts}
+    return found | {name: int(values) if values.ndim == 0 else values for name, values in starts.items()}
 
 
 def _check_kind(group: Group, part: str, tensor: Tensor) -> None:
@@ -225,8 +227,7 @@ def _check_options(group: Group) -> None:
             raise group.refused(f"{group.called(name)}: expected {expected}; got {parts[name].dtype} [refattn A4]")
     # Neither mask nor bias has values that matter here, nor have q, k and v: shapes do, which cost no memory.
     options: dict[str, Any] = {name: _blank(parts[name]) for name in (*ARRAYS, *REQUIRED) if name in parts}
-    options |= {name: _start(parts[name].stored) for name in STARTS if name in parts}
-    options |= {name: float(parts[name].stored.reshape(())) for name in NUMBERS if name in parts}
+    options |= _numbers_of(parts)
     try:
         check_call(causal="causal" in parts and bool(parts["causal"].stored.reshape(())), **options)
     except RefattnError as fault:

@@ -295,12 +295,16 @@ class Tiled(Plain):
         higher = self.xp.maximum(peak, self.xp.max(x, axis=-1, keepdims=True))
         weights = self.xp.exp(x - self.level(higher))
         shrink = self.shrink(peak, higher)
-        total = total * shrink + self.sum(weights)
+        total = total * self.sum_shrink(shrink) + self.sum(weights)
         return higher, total, output * self.output_shrink(shrink) + self.weighted(weights, v)
 
     def shrink(self, peak: Array, higher: Array) -> Array:
         """What came before is multiplied by it."""
         return self.xp.exp(peak - self.level(higher))
+
+    def sum_shrink(self, shrink: Array) -> Array:
+        """The same for the running sum."""
+        return shrink
 
     def output_shrink(self, shrink: Array) -> Array:
         """The same for the running output."""

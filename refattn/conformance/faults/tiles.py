@@ -37,10 +37,7 @@ FAULTS = (
         clause="T1",
         kind="overflow",
         base=Tiled,
-        steps={
-            "shrink": lambda run, peak, higher: run.xp.ones_like(peak),
-            "output_shrink": lambda run, shrink: shrink,
-        },
+        steps={"sum_shrink": lambda run, shrink: run.xp.ones_like(shrink)},
     ),
     Fault(
         name="output is not rescaled",
