@@ -17,11 +17,12 @@ import pytest
 
 from html_pages import HOSTILE, Page, hostile_report
 from refattn import cli
+from refattn.conformance.recording import PICTURED
 from refattn.conformance.records import VERDICTS, Report
 from refattn.conformance.reports.files import ReportError, check_places, json_text, write_all
 from refattn.conformance.reports.junit import junit_text
 from refattn.conformance.reports.page import POLICY, page_text
-from refattn.conformance.runner import PICTURED, chosen_pairs, run_suite
+from refattn.conformance.runner import chosen_pairs, run_suite
 from refattn.conformance.targets.function import FunctionTarget
 
 SCHEMA = json.loads(files("refattn.conformance.reports").joinpath("report.schema.json").read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@
     targets/      how implementations are called, one module per convention
     judge.py      the one place where a result is compared with the golden value and its bound
     runner.py     `refattn check`; captured.py makes cases of tensors in a file
+    recording.py  what a report keeps of each call
     reports/      the verdicts shown: on a terminal, as JSON, JUnit XML and one HTML page with pictures
     exchange/     files for what Python cannot call: `refattn cases`, `refattn compare`
     plugin.py     `pytest --pyargs refattn.conformance --refattn-target NAME`

@@ -37,7 +37,7 @@ class Likeness(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-def told(problem: Problem, result: Result, judged: Judgement) -> tuple[Judgement, dict[str, Any] | None]:
+def explain_gradients(problem: Problem, result: Result, judged: Judgement) -> tuple[Judgement, dict[str, Any] | None]:
     """A judgement, with the fault that it looks like, and its diagnosis for a record; None if it is of no gradient."""
     if judged.verdict != "fail" or problem.grad_output is None or not is_of_gradient(judged):
         return judged, None

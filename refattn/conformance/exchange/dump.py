@@ -26,14 +26,14 @@ from refattn.conformance.captured import (
     read_groups,
 )
 from refattn.conformance.case import Problem
-from refattn.conformance.diagnosis.gradients import told
+from refattn.conformance.diagnosis.gradients import explain_gradients
 from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.files import LARGEST
 from refattn.conformance.exchange.words import in_words
 from refattn.conformance.gradients import FILED
 from refattn.conformance.judge import Judgement, Result, judge
+from refattn.conformance.recording import gathered, problem_in_words, record_of
 from refattn.conformance.records import DEFAULT_SEED, Record, Report
-from refattn.conformance.runner import diagnosed, problem_in_words, record_of, with_bounded_evidence
 from refattn.dtypes import COMPUTED, is_float8
 
 # A log-sum-exp in base 2 has been rounded once more.
@@ -64,16 +64,12 @@ def compare_dump(path: Path, reading: Reading, advance: Callable[[Record], None]
         if "output" not in group.parts:
             raise group.refused(f"lacks {group.called('output')}, the result to be judged")
         _check_gradients(group)
-    records: list[Record] = []
-    for group in groups:
-        records.append(with_bounded_evidence(_judged(group, reading), records))
-        advance(records[-1])
-    records, diagnosis = diagnosed(records)
+    records, diagnosis = gathered((_judged(group, reading) for group in groups), advance)
     return Report(
         target=str(path),
         versions={},
         seed=DEFAULT_SEED,
-        records=tuple(records),
+        records=records,
         seconds=time.monotonic() - started,
         diagnosis=diagnosis,
     )
@@ -105,7 +101,7 @@ def _judged(group: Group, reading: Reading) -> Record:
     result = result_of(problem, group.parts)
     if reading.lse_base == "2" and result.lse is not None:
         result = replace(result, lse=result.lse * math.log(2))
-    judged, of_gradient = told(problem, result, judge(problem, result, reading.model))
+    judged, of_gradient = explain_gradients(problem, result, judge(problem, result, reading.model))
     if judged.verdict == "fail" and of_gradient is None and _looks_causal(problem, result):
         notes += ("the first query sees the first key alone, as under a causal rule; if that was meant, add --causal",)
     if reading.lse_base == "2":

@@ -19,7 +19,7 @@ import numpy as np
 from refattn.clauses import CLAUSES
 from refattn.conformance.captured import RESULTS
 from refattn.conformance.case import Problem
-from refattn.conformance.diagnosis.gradients import told
+from refattn.conformance.diagnosis.gradients import explain_gradients
 from refattn.conformance.exchange.bits import Tensor, tensor_of
 from refattn.conformance.exchange.dump import result_of
 from refattn.conformance.exchange.export import (
@@ -42,8 +42,8 @@ from refattn.conformance.gradients import FILED
 from refattn.conformance.judge import Result, golden_of, judge
 from refattn.conformance.picked import NoSuchCase, picked
 from refattn.conformance.plain import rounded
+from refattn.conformance.recording import gathered, problem_in_words, record_of
 from refattn.conformance.records import Record, Report
-from refattn.conformance.runner import diagnosed, problem_in_words, record_of, with_bounded_evidence
 from refattn.dtypes import COMPUTED
 from refattn.gradients import summed_to
 
@@ -73,11 +73,7 @@ def compare_folder(
         except NoSuchCase as fault:
             raise TensorFileError(f"{folder}: {fault}") from fault
         found = [one for one in found if one.case.name in wanted]
-    records: list[Record] = []
-    for one in found:
-        records.append(with_bounded_evidence(_judged(folder, one, selection), records))
-        advance(records[-1])
-    records, diagnosis = diagnosed(records)
+    records, diagnosis = gathered((_judged(folder, one, selection) for one in found), advance)
     features = "all features" if selection.features is None else f"no features but {', '.join(selection.features)}"
     clauses = "all clauses" if selection.clauses is None else f"clauses {', '.join(selection.clauses)}"
     limit = "" if selection.limit is None else f", the first {selection.limit}"
@@ -85,7 +81,7 @@ def compare_folder(
         target=str(folder),
         versions={"refattn": refattn.__version__},
         seed=selection.seed,
-        records=tuple(records),
+        records=records,
         seconds=time.monotonic() - started,
         notes=(f"exported: {', '.join(selection.dtypes)}; {clauses}; {features or 'no features'}{limit}",),
         diagnosis=diagnosis,
@@ -193,7 +189,7 @@ def _judged(folder: Path, one: Exported, selection: Selection) -> Record:
         words = "no log-sum-exp" if "lse" in lacking else f"no {lacking[0]}"
         return Record(**about, verdict="unsupported", message=f"{words} lies beside the inputs", missing=lacking)
     result = _as_the_problem_has_it(problem, one, result_of(problem, parts))
-    judged, of_gradient = told(problem, result, judge(problem, result))
+    judged, of_gradient = explain_gradients(problem, result, judge(problem, result))
     return record_of({**about, "message": in_words(problem, result, judged)}, problem, result, judged, of_gradient)
 
 

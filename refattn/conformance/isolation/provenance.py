@@ -22,7 +22,7 @@ ROOTS = ("refattn", "refattn_backends")
 NEEDED = (
     *("refattn.arrays", "refattn.backend", "refattn.dtypes", "refattn.errors", "refattn.registry"),
     *("refattn.conformance.targets", "refattn.conformance.isolation", "refattn.conformance.case"),
-    *("refattn.conformance.plain", "refattn.conformance.runner", "refattn.conformance.records"),
+    *("refattn.conformance.plain", "refattn.conformance.recording", "refattn.conformance.records"),
     "refattn.conformance.conventions",
 )
 VECTORS = os.path.join("refattn", "conformance", "vectors", "")  # noqa: PTH118  # part of what an audit event names

@@ -25,7 +25,7 @@ from refattn.conformance.case import Unsupported
 from refattn.conformance.isolation.channel import Message, encoded, receive
 from refattn.conformance.isolation.messages import observed_entries, problem_of
 from refattn.conformance.isolation.provenance import Provenance
-from refattn.conformance.runner import crash_of
+from refattn.conformance.recording import crash_of
 from refattn.conformance.targets import TargetError, find_target
 
 # Seconds after which a worker ends itself whose parent did not: it is gone, then.
