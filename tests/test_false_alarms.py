@@ -12,10 +12,11 @@ import pytest
 from libraries import Library
 from refattn.conformance.alarms import judge_all
 from refattn.conformance.case import Problem
+from refattn.conformance.cases import problem_cases
 from refattn.conformance.drawn import drawn_problem
 from refattn.conformance.faults import CONTROLS, Fault
 from refattn.conformance.faults.catch import records_of, target_of
-from refattn.conformance.matrix import EXEMPT, problem_cases
+from refattn.conformance.matrix import EXEMPT
 from refattn.conformance.targets import find_target
 
 # Random problems in each dtype; the sweep draws other ones each time.

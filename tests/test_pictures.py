@@ -20,7 +20,7 @@ from refattn import cli, masks
 from refattn.arrays import Array
 from refattn.conformance.case import Problem
 from refattn.conformance.judge import Result, golden_of
-from refattn.conformance.records import Evidence
+from refattn.conformance.records import Pictured
 from refattn.conformance.reports.heatmap import Axis, Kind, heatmap, shrunk
 from refattn.conformance.reports.pictures import AROUND_ZERO, MOST, Picture, colours_for, pictures_of
 from refattn.testing import mask_svg, weights_svg
@@ -107,7 +107,7 @@ def drawn(problem: Problem, **changes: Any) -> tuple[dict[str, Picture], str]:
     """Pictures of the golden result with what differs from it."""
     golden = golden_of(problem)
     result = Result(**{"output": golden.output, "dtype": "float64", "lse": golden.lse, **changes})
-    pictures, sentence = pictures_of(Evidence(problem, result), "case")
+    pictures, sentence = pictures_of(Pictured(problem, result), "case")
     return {picture.heading: picture for picture in pictures}, sentence
 
 
@@ -170,7 +170,7 @@ def test_sizes_of_zero_have_no_picture_but_a_sentence(q_len: int, k_len: int, wi
     """Nothing, a wrong shape and right numbers are said, whatever the sizes."""
     problem = call(q_len, k_len, width)
     for result in (None, Result(output=np.zeros((7, 7)), dtype="float64")):
-        pictures, sentence = pictures_of(Evidence(problem, result), "case")
+        pictures, sentence = pictures_of(Pictured(problem, result), "case")
         assert len(pictures) == (q_len > 0 and k_len > 0)
         assert sentence.startswith("No result has the shape" if result else "The call gave no result")
     assert drawn(problem)[1].startswith(("Every number is within", "No result has the shape"))
