@@ -172,8 +172,8 @@ def visible_infinite_key(call: Caller) -> str:
 def visible_infinity(call: Caller) -> str:
     """Two queries over two keys, the first with equal weights, the second with the logits 512 and 0; v is 1 at the
     first key and +inf at the second: the output."""
-    raw = np.asarray([[0.0, 0.0], [512.0, 0.0]]) / abs(call.factor())
-    raw = np.asarray([[0.0, 0.0], [2.0 ** math.ceil(math.log2(raw[1, 0])) * math.copysign(1, call.factor()), 0.0]])
+    large = 2.0 ** math.ceil(math.log2(512 / abs(call.factor())))
+    raw = np.asarray([[0.0, 0.0], [math.copysign(large, call.factor()), 0.0]])
     v = np.zeros((2, WIDTH))
     v[0], v[1] = 1.0, math.inf
     output: Array = call.output(Problem(**planted(raw, call.dtype, v=v)))[..., 0]

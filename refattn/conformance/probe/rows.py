@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,14 @@ def empty_row(call: Caller) -> Seen | str:
     return Seen(found, f"a row that sees no key gives {row.ravel()[0]:.6g}" if found == "other" else "")
 
 
+def _two_keys(call: Caller, raw: float) -> dict[str, Any]:
+    """One query over two keys with the raw scores raw and raw + 4, of two terms that are exact in 16 bits."""
+    data = planted([[0.0, 0.0]], call.dtype)
+    data["q"][..., 0, :2] = 1.0
+    data["k"][..., 0], data["k"][..., 1, 1] = raw, 4.0
+    return data
+
+
 @PROBES.add(
     "large logits",
     "P1",
@@ -82,12 +91,8 @@ def empty_row(call: Caller) -> Seen | str:
 def large_logits(call: Caller) -> str:
     """One query over two keys, whose logits are near 1000 and differ by 1, v = identity: the weights."""
     f = call.factor()
-    # The two terms of a score are exact in 16 bits.
     big = 2.0 ** round(math.log2(1000 / abs(f)))
-    data = planted([[0.0, 0.0]], call.dtype)
-    data["q"][..., 0, :2] = 1.0
-    data["k"][..., 0], data["k"][..., 1, 1] = big, 4.0
-    weights = call.weights(Problem(**data))
+    weights = call.weights(Problem(**_two_keys(call, big)))
     if not np.all(np.isfinite(weights)) or np.all(weights == 0):
         return "overflow"
     expected = softmax([[big * f, (big + 4.0) * f]])
@@ -110,11 +115,8 @@ def low_logits(call: Caller) -> str:
     """One query over two keys, whose logits are near -1000 and differ by 1, v = identity: the weights."""
     f = call.factor()
     low = -(2.0 ** round(math.log2(1000 / abs(f))))
-    data = planted([[0.0, 0.0]], call.dtype)
-    data["q"][..., 0, :2] = 1.0
-    data["k"][..., 0], data["k"][..., 1, 1] = low, 4.0
     return call.match(
-        call.weights(Problem(**data)),
+        call.weights(Problem(**_two_keys(call, low))),
         {"ordinary": softmax([[0.0, 4.0 * f]]), "zeros": 0.0, "NaN": math.nan, "equal weights": 0.5},
     )
 
