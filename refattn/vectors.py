@@ -49,10 +49,9 @@ class Vector:
 
     dtypes are those that hold q, k and v exactly, the first the one in which they are stored. mask (bool) and bias are
     plain arrays that broadcast to (..., H, Lq, Lk); mask_data and bias_terms say where they come from, and bias_exact
-    whether bias is the sum of these exactly. visible, of that
-    whole shape, is what mask, causal and biases of -inf leave. rotary, if given, says how q and k are to be turned
-    first. gradients are those of q, k, v, bias and sinks for a grad_output, in their shapes; of a relative bias that of
-    the table. raw is the vector as JSON has it.
+    whether bias is the sum of these exactly. visible, of that whole shape, is what mask, causal and biases of -inf
+    leave. rotary, if given, says how q and k are to be turned first. gradients are those of q, k, v, bias and sinks for
+    a grad_output, in their shapes; of a relative bias that of the table. raw is the vector as JSON has it.
     """
 
     name: str

@@ -61,7 +61,7 @@ def expect_error(
         raise AssertionError(f"expected {what}, nothing was raised")
 
 
-def expect_bits(what: str, api: Api, actual: Array, expected: Array) -> None:
-    """Two arrays of the library hold the same bits, NaN for NaN."""
-    expect(api.dtype_of(actual) == api.dtype_of(expected), f"{what} has dtype {api.dtype_of(actual)}")
-    expect_equal(what, api.host(actual), api.host(expected))
+def expect_bits(api: Api, actual: Array, expected: Array) -> None:
+    """Two outputs, arrays of the library, hold the same bits, NaN for NaN."""
+    expect(api.dtype_of(actual) == api.dtype_of(expected), f"output has dtype {api.dtype_of(actual)}")
+    expect_equal("output", api.host(actual), api.host(expected))

@@ -96,7 +96,7 @@ def scale_as_an_array(api: Api) -> None:
     """A 0-d floating array of q's library is a scale, whose value nobody looks at."""
     data = api.draw.qkv(4, 6)
     q, k, v = (api.array(data[name]) for name in ("q", "k", "v"))
-    expect_bits("output", api, attention(q, k, v, scale=api.array(np.asarray(0.25))), attention(q, k, v, scale=0.25))
+    expect_bits(api, attention(q, k, v, scale=api.array(np.asarray(0.25))), attention(q, k, v, scale=0.25))
     nan = attention_stages(q, k, v, scale=api.array(np.asarray(math.nan)))
     expect(bool(np.all(np.isnan(api.host(nan.scaled)))), "a 0-d array holding NaN must make every scaled score NaN")
 
@@ -134,7 +134,7 @@ def generous_soft_cap(draw: Draw) -> Problem:
 def domain_of_the_soft_cap(api: Api) -> None:
     """None switches the cap off; 0, negative numbers, NaN, infinity and what is no number are errors."""
     x = api.array(api.draw.normal(1, 3, 4))
-    expect_bits("output", api, attention(x, x, x, softcap=None), attention(x, x, x))
+    expect_bits(api, attention(x, x, x, softcap=None), attention(x, x, x))
     for softcap in (0, 0.0, -1.0, math.nan, math.inf, "2", True):
         expect_error(SoftcapError, "softcap", attention, x, x, x, softcap=softcap)
 
@@ -196,7 +196,7 @@ def stages_can_be_read(api: Api) -> None:
     bias = api.draw.normal(4, 6)
     options = {"mask": api.array(shown), "bias": api.array(bias), "softcap": 2.0, "scale": 0.75}
     stages = attention_stages(q, k, v, **options)
-    expect_bits("output", api, stages.output, attention(q, k, v, **options))
+    expect_bits(api, stages.output, attention(q, k, v, **options))
     host = {name: api.host(x) for name, x in stages._asdict().items()}
     expect_equal("visible", host["visible"], np.broadcast_to(shown, (2, 2, 4, 6)))
     unit = 2.0**-53 if api.dtype == "float64" else 2.0**-24

@@ -218,7 +218,7 @@ def zero_queries(draw: Draw) -> Problem:
     """With zero queries row i of causal attention has the weight 1/(i+1) on its first i+1 keys: v is the identity."""
     data = draw.qkv(6, 6, d_k=6)
     data["q"], data["v"] = np.zeros_like(data["q"]), np.broadcast_to(np.eye(6), data["v"].shape)
-    return Problem(**data, causal=True, coherent=True, known=_means(6))
+    return Problem(**data, causal=True, coherent=True, known=_causal_means())
 
 
 @CASES.problem("P5")
@@ -226,7 +226,7 @@ def zero_keys(draw: Draw) -> Problem:
     """The same with zero keys."""
     data = draw.qkv(6, 6, d_k=6)
     data["k"], data["v"] = np.zeros_like(data["k"]), np.broadcast_to(np.eye(6), data["v"].shape)
-    return Problem(**data, causal=True, coherent=True, known=_means(6))
+    return Problem(**data, causal=True, coherent=True, known=_causal_means())
 
 
 @CASES.problem("P5", "M6")
@@ -280,7 +280,7 @@ def logits_of_minus_infinity(api: Api) -> None:
     expect(bool(np.all(np.isnan(api.host(attention_stages(q, every, v, scale=1.0).output)))), "the row must be NaN")
 
 
-def _means(length: int) -> dict[str, tuple[Any, float]]:
-    """The weights 1/(i+1) as the output that they are."""
-    seen = causal_pairs(length, length)
+def _causal_means() -> dict[str, tuple[Any, float]]:
+    """The weights 1/(i+1) of six rows, as the output that they are."""
+    seen = causal_pairs(6, 6)
     return {"output": (seen / np.sum(seen, axis=-1, keepdims=True), math.ulp(1.0))}
