@@ -47,6 +47,21 @@ def test_tiles_agree_with_the_specification(name: str, poison: float) -> None:
 
 
 @pytest.mark.library("numpy")
+@pytest.mark.parametrize("sinks", [None, np.asarray([-np.inf, 1.0])], ids=["no sink", "sinks"])
+def test_ends_of_the_range(sinks: Any) -> None:
+    """Tiles of logits that are all -inf, and values that overflow before they are divided, harm no row."""
+    from refattn_backends.cupy_tiles import tiled
+
+    q, v = np.full((2, 6, 1), 1e200), np.full((2, 12, 3), 1e308) * (-1.0) ** (np.arange(12)[:, None] < 6)
+    k = np.where(np.arange(12)[:, None] < 6, -1e200, [[[1e-200]], [[-1e200]]])
+    expected = refattn.attention_with_lse(q, k, v, sinks=sinks)
+    call = check_call(q, k, v, **{**DEFAULTS, "sinks": sinks})
+    for dense, actual in zip(expected, tiled(call, rows=4, keys=3), strict=True):
+        np.testing.assert_allclose(actual, dense, rtol=1e-12, atol=1e-12)
+    assert np.isnan(expected[1][1]).all() == (sinks is None)
+
+
+@pytest.mark.library("numpy")
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("poison", [0.5, float("nan")])
 def test_gradients_agree_with_the_specification(monkeypatch: pytest.MonkeyPatch, name: str, poison: float) -> None:

@@ -165,6 +165,18 @@ def test_poison_in_invisible_keys_is_harmless() -> None:
     assert_agrees(output.compute(scheduler="synchronous"), Q, K, V, mask=masks.lengths(15))
 
 
+@pytest.mark.parametrize("sinks", [None, np.asarray([-np.inf, 1.0], np.float32)], ids=["no sink", "sinks"])
+def test_logits_of_minus_infinity(sinks: Any) -> None:
+    """Chunks whose logits are all -inf harm a row only if it sees nothing else, and has no finite sink either."""
+    q, v = np.full((2, 6, 1), 1e30, np.float32), V[0, :, :9]
+    k = np.where(np.arange(9)[:, None] < 8, -1e30, [[[1e-30]], [[-1e30]]]).astype(np.float32)
+    expected = refattn.attention(q, k, v, sinks=sinks)
+    given = None if sinks is None else da.from_array(sinks)
+    lazy = refattn.attention(*(chunked(x, (2, 3, 8)) for x in (q, k, v)), sinks=given, path="tiled")
+    np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), expected, rtol=1e-5, atol=1e-6)
+    assert np.isnan(expected[1]).all() == (sinks is None)
+
+
 def test_nothing_is_computed_before_the_result_is_asked_for() -> None:
     """A block that raises when computed raises at compute(), not at the call."""
 

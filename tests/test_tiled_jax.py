@@ -109,6 +109,20 @@ def test_gradients_are_the_dense_ones(library: Library) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
+def test_logits_of_minus_infinity(library: Library) -> None:
+    """Tiles whose logits are all -inf harm a row only if it sees nothing else, and has no finite sink either."""
+    q, v = np.full((2, 6, 1), 1e200), np.random.default_rng(1).standard_normal((2, 9, 3))
+    k = np.where(np.arange(9)[:, None] < 8, -1e200, [[[1e-200]], [[-1e200]]])
+    for sinks in (None, np.asarray([-np.inf, 1.0])):
+        expected = refattn.attention_with_lse(q, k, v, sinks=sinks)
+        given = None if sinks is None else library.array(sinks)
+        found = refattn.attention_with_lse(*map(library.array, (q, k, v)), sinks=given, path="tiled")
+        for dense, tiled in zip(expected, found, strict=True):
+            np.testing.assert_allclose(tiled, dense, rtol=1e-11, atol=1e-11)
+        assert np.isnan(expected[1][1]).all() == (sinks is None)
+
+
+@pytest.mark.usefixtures("small_tiles")
 def test_hidden_poison_under_vmap(library: Library) -> None:
     """Mapped over entries and eagerly, hidden keys influence nothing and visible ones do, as on the dense path."""
     import jax

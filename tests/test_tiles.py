@@ -183,7 +183,9 @@ def test_values_near_the_largest_number(q_len: int) -> None:
 
 @NUMPY
 @pytest.mark.parametrize("q_len", [1, 100])
-@pytest.mark.parametrize(("query", "key", "scale"), [(100.0, 1e-37, 1e37), (1e-3, 3e38, 1e-38)])
+@pytest.mark.parametrize(
+    ("query", "key", "scale"), [(100.0, 1e-37, 1e37), (1e-3, 3e38, 1e-38), (1.234e-34, 3e38, 2.0**-23)]
+)
 def test_scales_far_from_one(q_len: int, query: float, key: float, scale: float) -> None:
     """A scale that queries cannot be multiplied by, but scores can, keeps the bound."""
     rng = np.random.default_rng(3)

@@ -14,9 +14,9 @@ from typing import Any
 from refattn.arguments import Call
 from refattn.arrays import Array, quiet
 from refattn.heads import stack_groups, unstack_groups
-from refattn.partials import Partial, with_sinks
+from refattn.partials import Partial
 from refattn.pipeline import visibility
-from refattn_backends.tiles import cut, identity, row_tile, spans
+from refattn_backends.tiles import cut, finished, identity, nowhere, over_keys, spans, stacked
 from refattn_backends.tiles import tiled as generic
 
 ROWS, KEYS = 1024, 2048  # a tile of float32 scores is 8 MiB a head
@@ -36,12 +36,11 @@ def tiled(call: Call, rows: int = ROWS, keys: int = KEYS, torch: Any = None) -> 
         if torch is not None and (handed := _by_torch(torch, call)) is not None:
             return handed
         parts = [_row_tile(call, part, keys) for part in spans(call.tile[0], rows)]
-        whole = Partial(*(xp.concat(x, axis=axis) for x, axis in zip(zip(*parts), (-2, -1))))
-        return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+        return finished(call.library, *stacked(call, parts), call.sinks)
 
 
-def _row_tile(call: Call, rows: range, width: int) -> Partial:
-    """One tile of rows over all its keys, without sinks."""
+def _row_tile(call: Call, rows: range, width: int) -> tuple[Partial, Array]:
+    """One tile of rows over all its keys, as `over_keys` gives it."""
     xp, capped, weigh = call.library.xp, _capped(call.library.xp), _weighed(call.library.xp)
     start = identity(cut(call, rows, range(0), masked=False))
     output, peak, total = start.output, start.lse[..., None], xp.zeros_like(start.lse[..., None])
@@ -65,9 +64,10 @@ def _row_tile(call: Call, rows: range, width: int) -> Partial:
         total = total * shrink + xp.sum(weights, axis=-1, keepdims=True)
         product = xp.matmul(stack_groups(xp, weights, call.group), part.v)
         output, peak = output * shrink + unstack_groups(xp, product, call.group), highest
-    if not bool(xp.all(total > 0.0)):  # empty, nothing but -inf, or NaN: the specification tells which
-        return row_tile(call._replace(sinks=None), rows, width)
-    return Partial(output / total, (xp.log(total) + peak)[..., 0])
+    # Empty, nothing but -inf, NaN, or values that overflowed before the division: the specification tells which.
+    if not bool(xp.all(total > 0.0) & xp.all(xp.isfinite(output))):
+        return over_keys(call, rows, width)
+    return Partial(output / total, (xp.log(total) + peak)[..., 0]), nowhere(call)
 
 
 def _by_torch(torch: Any, call: Call) -> Partial | None:
@@ -86,7 +86,7 @@ def _by_torch(torch: Any, call: Call) -> Partial | None:
     if partial is None:
         return None
     whole = Partial(*(call.library.xp.from_dlpack(x.contiguous()) for x in partial))
-    return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+    return finished(call.library, whole, None, call.sinks)
 
 
 def _parts(call: Call) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ def _capped(xp: Any) -> Callable[..., Array]:
     """The scaled and capped scores, in one kernel (S3)."""
 
     def capped(x: Array, scale: Any, cap: float) -> Array:
-        return xp.tanh(x * (scale / cap)) * cap
+        return xp.tanh(x * scale / cap) * cap
 
     return _kernel(xp, capped)
 

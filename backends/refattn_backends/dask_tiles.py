@@ -10,7 +10,9 @@ Dask evaluates them, chunk pair by chunk pair, with smaller chunks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from itertools import accumulate
+from operator import or_
 from typing import Any
 
 import dask.array as da
@@ -19,18 +21,19 @@ from dask import delayed
 
 from refattn import masks, registry
 from refattn.arguments import Call
-from refattn.arrays import Array, Shape, device_of, library_of
+from refattn.arrays import Array, Shape, device_of, library_of, quiet
 from refattn.biases import Bias, Sum, as_bias
 from refattn.frames import Frame
 from refattn.partials import Partial, merge
 from refattn.visibility import Mask, Span
-from refattn_backends.tiles import cut, spans
+from refattn_backends.tiles import cut, finished, spans, unfinished
 from refattn_backends.tiles import tiled as generic
 
 CHUNK = 8192  # rows or keys of a task at most: q, k and v of 8 heads of width 64 are then 48 MiB of float32
 EVALUATED = 512  # the same where Dask evaluates masks and biases, which a task then gets as arrays
 FAN_IN = 4  # partials that one task merges
 Slices = tuple[slice, ...]
+Marked = tuple[Partial, Array | None]  # and the rows that `over_keys` marks, None for none
 
 
 def tiled(call: Call) -> Partial:
@@ -62,9 +65,9 @@ def tiled(call: Call) -> Partial:
         if not parts:
             parts = [delayed(_nothing)(sizes, v.shape[-1], call.compute)]
         while len(parts) > FAN_IN:
-            parts = [delayed(merge)(parts[start : start + FAN_IN]) for start in range(0, len(parts), FAN_IN)]
+            parts = [delayed(_merged)(parts[start : start + FAN_IN]) for start in range(0, len(parts), FAN_IN)]
         sinks = None if call.sinks is None else whole_block(call.sinks[at[-1], 0, 0])
-        return (parts[0] if len(parts) == 1 and sinks is None else delayed(merge)(parts, sinks)), sizes
+        return delayed(_whole)(parts, sinks), sizes
 
     outputs, lses = {}, {}
     counts = (*(len(chunks) for chunks in leads), q.numblocks[-2])
@@ -114,11 +117,27 @@ def _pair(
     v: Array,
     scale: Any,
     given: list[Array | None] | None,
-) -> Partial:
+) -> Marked:
     """The partial of one pair of blocks; given holds its mask (None: all is visible) and its biases, if evaluated."""
     part = narrow_call(shared, (tile, at, masked), (q, k, v), scale, given, as_bias)
-    output, lse = registry.tiled(part.library.name)(part)
-    return Partial(output, lse)
+    with quiet(part.library):
+        whole = Partial(*registry.tiled(part.library.name)(part))
+        if not part.library.xp.isnan(whole.lse).any():
+            return whole, None
+        return unfinished(part)  # NaN may be but for the keys of other blocks, or for a sink (P7)
+
+
+def _merged(parts: list[Marked]) -> Marked:
+    marks = [bare for _, bare in parts if bare is not None]
+    return merge([part for part, _ in parts]), reduce(or_, marks) if marks else None
+
+
+def _whole(parts: list[Marked], sinks: Array | None) -> Partial:
+    """The result of a few partials over all keys."""
+    part, bare = _merged(parts)
+    library = library_of(part.output, "q")
+    with quiet(library):
+        return finished(library, part, bare, sinks)
 
 
 def narrow_call(
@@ -160,9 +179,9 @@ def narrow_call(
     )
 
 
-def _nothing(shape: Shape, width: int, dtype: Any) -> Partial:
+def _nothing(shape: Shape, width: int, dtype: Any) -> Marked:
     """The partial over no keys (T2)."""
-    return Partial(np.zeros((*shape, width), dtype), np.full(shape, -np.inf, dtype))
+    return Partial(np.zeros((*shape, width), dtype), np.full(shape, -np.inf, dtype)), None
 
 
 class _CutMask(Mask):

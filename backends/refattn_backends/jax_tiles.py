@@ -17,29 +17,28 @@ from jax import numpy as jnp
 from refattn.arguments import Call
 from refattn.arrays import Array
 from refattn.frames import Frame
-from refattn.partials import Partial, merge_two, with_sinks
-from refattn.pipeline import run_stages
-from refattn_backends.tiles import KEYS, ROWS, cut, identity, spans
+from refattn.partials import Partial, merge_two
+from refattn_backends.tiles import KEYS, ROWS, cut, finished, identity, over_tile, spans, stacked
 from refattn_backends.tiles import tiled as generic
 
 ANSWERS = ("none", "mixed", "all")
+Marked = tuple[Partial, Array]  # and the rows that `over_keys` marks
 
 
 def tiled(call: Call, rows: int = ROWS, keys: int = KEYS) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
     q_len, k_len = map(len, call.tile)
-    if q_len <= 2 * rows and k_len <= 2 * keys:
+    if 0 in call.scores_shape or (q_len <= 2 * rows and k_len <= 2 * keys):
         return generic(call, rows, keys)  # a handful of tiles needs no loop
     table, count = answers_of(call, rows, keys), q_len // rows
     parts = []
     if count:
-        body = jax.checkpoint(lambda at: tuple(_row_tile(call, at[0], rows, at[1], keys)))
-        output, lse = lax.map(body, (rows * jnp.arange(count), jnp.asarray(table[:count])))
-        parts.append(Partial(joined(output, -2), joined(lse, -1)))
+        body = jax.checkpoint(lambda at: _row_tile(call, at[0], rows, at[1], keys))
+        (output, lse), bare = lax.map(body, (rows * jnp.arange(count), jnp.asarray(table[:count])))
+        parts.append((Partial(joined(output, -2), joined(lse, -1)), joined(bare, -1)))
     if q_len % rows:
         parts.append(_row_tile(call, count * rows, q_len % rows, table[-1], keys))
-    whole = parts[0] if len(parts) == 1 else Partial(*(jnp.concat(x, axis=a) for x, a in zip(zip(*parts), (-2, -1))))
-    return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+    return finished(call.library, *stacked(call, parts), call.sinks)
 
 
 def answers_of(call: Call, rows: int, keys: int) -> Any:
@@ -51,28 +50,28 @@ def answers_of(call: Call, rows: int, keys: int) -> Any:
     return np.asarray([[ANSWERS.index(call.mask.answer(r, k, *starts)) for k in grid[1]] for r in grid[0]], np.int32)
 
 
-def _row_tile(call: Call, start: Any, height: int, answers: Any, width: int) -> Partial:
-    """`height` rows from a traced one on, over all keys, without sinks; answers holds one index per tile of keys."""
+def _row_tile(call: Call, start: Any, height: int, answers: Any, width: int) -> Marked:
+    """`over_keys` of `height` rows from a traced one on; answers holds one index per tile of keys."""
     k_len, rows = len(call.tile[1]), start + jnp.arange(height)[:, None]
     part = call._replace(q=lax.dynamic_slice_in_dim(call.q, start, height, axis=-2))
     count, rest = divmod(k_len, width)
 
-    def step(before: Partial, at: Array, answer: Array, width: int) -> Partial:
+    def step(before: Marked, at: Array, answer: Array, width: int) -> Marked:
         def merged(masked: bool) -> Any:
-            return lambda: merge_two(call.library, before, _tile(part, rows, at, width, masked=masked))
+            return lambda: _merged(call, before, over_tile(traced_cut(part, rows, at, width, masked=masked)))
 
         return lax.switch(answer, (lambda: before, merged(True), merged(False)))  # type: ignore[no-any-return]  # JAX is untyped here
 
-    whole = identity(cut(call, range(height), range(0), masked=False))
+    nothing = identity(cut(call, range(height), range(0), masked=False))
+    whole = nothing, jnp.zeros(nothing.lse.shape, bool)
     if count:
         body = jax.checkpoint(lambda before, x: (step(before, x[0], x[1], width), None))
         whole, _ = lax.scan(body, whole, (width * jnp.arange(count), jnp.asarray(answers[:count])))
     return step(whole, jnp.asarray(count * width), jnp.asarray(answers[-1]), rest) if rest else whole
 
 
-def _tile(call: Call, rows: Array, start: Any, width: int, *, masked: bool) -> Partial:
-    """All rows that q holds over `width` keys from a traced one on."""
-    return Partial(*run_stages(traced_cut(call, rows, start, width, masked=masked), lambda _, value: value))
+def _merged(call: Call, first: Marked, second: Marked) -> Marked:
+    return merge_two(call.library, first[0], second[0]), first[1] | second[1]
 
 
 def traced_cut(call: Call, rows: Array, start: Any, width: int, *, masked: bool) -> Call:

@@ -68,7 +68,7 @@ def gradients_from(call: Call, gradient: Array, forward: Partial) -> dict[str, A
         gradient = np.where(empty[..., None], 0.0, gradient)  # D3
         if not np.isfinite(gradient).all():
             return None
-    if (_lost_when_scaled(call) & ~empty[..., None]).any():
+    if (~np.isfinite(call.q) & ~empty[..., None]).any():  # which a cap or a sink may hide from the output
         return None
     solo = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]) <= SOLO
     with quiet(call.library), nullcontext() if solo else one_thread():
@@ -81,14 +81,6 @@ def gradients_from(call: Call, gradient: Array, forward: Partial) -> dict[str, A
         if call.sinks is not None:
             found["sinks"] = sink_gradient(call, call.sinks, lse[..., None], row_sum[..., None])
     return found
-
-
-def _lost_when_scaled(call: Call) -> Array:
-    """Where queries times the scale are infinite, whatever a cap or a sink makes of that, or subnormal; like q."""
-    with quiet(call.library):
-        size = np.abs(call.q * call.scale)
-        lost: Array = np.isinf(size) | ((size < np.finfo(size.dtype).tiny) & (call.q != 0.0))
-    return lost
 
 
 class _Sums:

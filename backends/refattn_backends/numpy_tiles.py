@@ -18,7 +18,7 @@ import numpy as np
 
 from refattn.arguments import Call
 from refattn.arrays import Array, quiet
-from refattn.partials import Partial, merge_two, with_sinks
+from refattn.partials import Partial, merge_two
 from refattn.pipeline import dense
 from refattn_backends import workers
 from refattn_backends.blas import one_thread
@@ -26,7 +26,7 @@ from refattn_backends.numpy_logits import Logits, take
 from refattn_backends.numpy_options import options_of
 from refattn_backends.numpy_softmax import Rows
 from refattn_backends.pieces import Shown
-from refattn_backends.tiles import broken_where_bare, cut, rows_over_keys, shown, spans
+from refattn_backends.tiles import cut, finished, over_keys, shown, spans
 from refattn_backends.tiles import tiled as generic
 
 ROWS, KEYS = 256, 480  # scores of one head: 480 KiB in float32, half of a usual L2 cache
@@ -59,16 +59,19 @@ def tiled(call: Call) -> Partial:
     with quiet(call.library), nullcontext() if solo else one_thread():
         tiles = _Tiled(call, 1 if solo else workers.count())
         whole = tiles.run()
-        whole = whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
-        return broken_where_bare(call, whole, tiles.void) if tiles.void.any() else whole
+        return finished(call.library, whole, tiles.bare if tiles.bare.any() else None, call.sinks)
 
 
 def scales_queries(call: Call) -> bool:
-    """Whether queries may be multiplied by the scale in place of scores."""
-    if not (SCALES[0] <= abs(call.scale) <= SCALES[1]):
+    """Whether queries may be multiplied by the scale in place of scores: none becomes infinite or loses bits."""
+    factor, limits, size = abs(call.scale), np.finfo(call.compute), np.abs(call.q)
+    if not (SCALES[0] <= factor <= SCALES[1]):
         return False
-    with quiet(call.library):
-        return bool(abs(call.scale) <= 1.0 or not (np.isinf(call.q * call.scale) & np.isfinite(call.q)).any())
+    low, high = 2.0 * float(limits.tiny) / factor, float(limits.max) / max(2.0 * factor, 1.0)
+    if size.min() >= low and size.max() <= high:
+        return True
+    lost = (size < low) & (size > 0.0) | (size > high) & (size < np.inf)
+    return not lost.any()
 
 
 class _Tiled:
@@ -88,7 +91,7 @@ class _Tiled:
         self.results = [
             Partial(np.empty((*shape, width), call.compute), np.empty(shape, call.compute)) for _ in self.parts
         ]
-        self.void = np.zeros(shape, bool)  # the rows of which some part sees logits that are all -inf
+        self.bare = np.zeros(shape, bool)  # the rows that `over_keys` marks
 
     def run(self) -> Partial:
         """The results of all jobs together.
@@ -101,10 +104,10 @@ class _Tiled:
             self.v = np.broadcast_to(rest, self.v.shape)
             failed = self._failed(failed)
         for rows, part in {(job.rows, job.part) for job in failed}:
-            (output, lse), bare = rows_over_keys(cut(self.call, rows, self.parts[part], masked=True), rows)
+            (output, lse), bare = over_keys(cut(self.call, rows, self.parts[part], masked=True), rows)
             self.results[part].output[..., rows.start : rows.stop, :] = output
             self.results[part].lse[..., rows.start : rows.stop] = lse
-            self.void[..., rows.start : rows.stop] |= bare
+            self.bare[..., rows.start : rows.stop] |= bare
         return reduce(partial(merge_two, self.call.library), self.results)
 
     def _failed(self, jobs: list[Job]) -> list[Job]:
@@ -132,7 +135,7 @@ class _Tiled:
         for whole, tile in zip(self.results[job.part], made, strict=False):
             self._place(whole, job)[...] = self._tile(tile, job)
         if made[2].any():
-            np.copyto(self._place(self.void, job), True, where=self._tile(made[2], job))  # other parts may set it too
+            np.copyto(self._place(self.bare, job), True, where=self._tile(made[2], job))  # other parts may set it too
         return True
 
     def _place(self, x: Array, job: Job) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from refattn.arguments import Call
-from refattn.arrays import Array, quiet
+from refattn.arrays import Array, Library, quiet
 from refattn.partials import Partial, merge_two, with_sinks
 from refattn.pipeline import run_stages
 
@@ -22,53 +22,62 @@ def tiled(call: Call, rows: int | None = None, keys: int | None = None) -> Parti
 
     rows and keys are the largest tile, ROWS and KEYS by default.
     """
-    xp = call.library.xp
     with quiet(call.library):
-        parts = [rows_over_keys(call, part, keys) for part in spans(call.tile[0], rows or ROWS)]
-        if not parts:
-            whole, bare = identity(call), False
-        elif len(parts) == 1:
-            whole, bare = parts[0]
-        else:
-            outputs, lses = zip(*(part for part, _ in parts), strict=True)
-            whole = Partial(xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1))
-            marks = [xp.broadcast_to(some, part.lse.shape) for part, some in parts]
-            bare = xp.concat(marks, axis=-1)
-        whole = whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
-        return broken_where_bare(call, whole, bare)
+        return finished(call.library, *unfinished(call, rows, keys), call.sinks)
 
 
-def row_tile(call: Call, rows: range, width: int | None = None) -> Partial:
-    """One tile of rows over all its keys, `width` at a time, without sinks."""
-    return broken_where_bare(call, *rows_over_keys(call, rows, width))
+def unfinished(call: Call, rows: int | None = None, keys: int | None = None) -> tuple[Partial, Array]:
+    """The partial of a call over its keys, which may not be all, and the rows that `over_keys` marks; no sinks."""
+    parts = [over_keys(call, part, keys) for part in spans(call.tile[0], rows or ROWS)]
+    return stacked(call, parts) if parts else (identity(call), nowhere(call))
 
 
-def rows_over_keys(call: Call, rows: range, width: int | None = None) -> tuple[Partial, Array]:
-    """The same, and which rows see logits that are all -inf somewhere: as over no keys until the end (P7)."""
-    whole, bare = None, call.library.xp.zeros((1, 1), dtype=call.library.xp.bool, device=call.device)
+def over_keys(call: Call, rows: range, width: int | None = None) -> tuple[Partial, Array]:
+    """One tile of rows over its keys, `width` at a time, without sinks, and a mark on rows that P7 may be about.
+
+    Those see keys somewhere whose logits are all -inf. They count as over no keys until `finished`, since other keys
+    or a sink may make them harmless.
+    """
+    whole, bare = None, nowhere(call)
     for keys in shown(call, rows, call.tile[1], width or KEYS):
         answer = call.answer(rows, keys)
         if answer == "none":
             continue
-        part, some = _tile(cut(call, rows, keys, masked=answer != "all"))
+        part, some = over_tile(cut(call, rows, keys, masked=answer != "all"))
         whole, bare = part if whole is None else merge_two(call.library, whole, part), bare | some
     return identity(cut(call, rows, range(0), masked=False)) if whole is None else whole, bare
 
 
-def broken_where_bare(call: Call, whole: Partial, bare: Array) -> Partial:
-    """A row that sees keys, but neither a logit above -inf nor a finite sink, is NaN (P7)."""
+def stacked(call: Call, parts: list[tuple[Partial, Array]]) -> tuple[Partial, Array]:
+    """Tiles of rows below each other, and the marks on them."""
+    if len(parts) == 1:
+        return parts[0]
     xp = call.library.xp
+    outputs, lses = zip(*(part for part, _ in parts), strict=True)
+    marks = [xp.broadcast_to(some, part.lse.shape) for part, some in parts]
+    return Partial(xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1)), xp.concat(marks, axis=-1)
+
+
+def finished(library: Library, whole: Partial, bare: Array | None, sinks: Array | None) -> Partial:
+    """The partial over all keys with sinks, and NaN in marked rows that neither a logit nor a sink lifts (P7)."""
+    xp, whole = library.xp, whole if sinks is None else with_sinks(library, whole, sinks)
+    if bare is None:
+        return whole
     broken = (whole.lse == -float("inf")) & bare
     output = xp.where(broken[..., None], float("nan"), whole.output)
     return Partial(output, xp.where(broken, float("nan"), whole.lse))
 
 
-def _tile(call: Call) -> tuple[Partial, Array]:
-    """All rows over all keys; those without a logit above -inf, which softmax would make NaN, as over no keys."""
+def nowhere(call: Call) -> Array:
+    """A mark on no row, broadcastable to (..., H, Lq)."""
+    return call.library.xp.zeros((1, 1), dtype=call.library.xp.bool, device=call.device)
+
+
+def over_tile(call: Call) -> tuple[Partial, Array]:
+    """What `over_keys` says of all rows and keys at once: softmax would make NaN of the rows that it marks."""
     xp = call.library.xp
     if 0 in call.scores_shape:  # of which not every library knows a maximum
-        part = Partial(*run_stages(call, lambda _, value: value))
-        return part, xp.zeros((1, 1), dtype=xp.bool, device=call.device)
+        return Partial(*run_stages(call, lambda _, value: value)), nowhere(call)
     seen: dict[str, Array] = {}
 
     def stage(name: str, value: Array) -> Array:
