@@ -237,6 +237,19 @@ def test_strided_widths(library: Library) -> None:
     np.testing.assert_array_equal(library.host(refattn.attention(*inputs, path="tiled")), library.host(expected))
 
 
+def test_what_cuda_loads_at_once() -> None:
+    """Rows of whole multiples of eight elements, each at such a place, whatever the tensor is a view of."""
+    import torch
+
+    from refattn_backends.torch_tiles import loads_at_once
+
+    x = torch.zeros(4, 16, 24)
+    views = {x: True, x[..., :16]: True, x[..., 8:]: True, x.mT: False, x[..., 1:9]: False, x[..., :12]: False}
+    views |= {torch.zeros(4, 16, 17)[..., :16]: False, x[:1].expand(3, -1, -1): True}
+    for view, wanted in views.items():
+        assert loads_at_once(view) == wanted
+
+
 @pytest.mark.parametrize("name", ["triangle", "first rows empty", "all rows empty", "one mask for all", "soft cap"])
 def test_compiles_in_one_graph(library: Library, name: str) -> None:
     """torch.compile takes the tiled path in one graph, whoever calls it first, and hidden poison stays harmless."""

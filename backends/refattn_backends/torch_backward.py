@@ -14,12 +14,11 @@ import torch
 
 from refattn.arguments import Call
 from refattn.arrays import Array
-from refattn.gradients import sink_gradient, summed_to
-from refattn.partials import with_sinks
-from refattn_backends.tiles import cut
+from refattn.gradients import sink_gradient, summed_to, zero_gradients
+from refattn_backends.tiles import cut, finished
 from refattn_backends.tiles_backward import tiled_vjp as generic
 from refattn_backends.torch_tiles import (
-    by_kernel,
+    computed,
     fits,
     laid_out,
     largest,
@@ -34,9 +33,11 @@ from refattn_backends.torch_tiles import (
 
 def tiled_vjp(call: Call, gradient: Array) -> dict[str, Any]:
     """All gradients in the compute dtype, for that of the output, as `tiles_backward.tiled_vjp` gives them."""
-    if not _derivative_fits(call, gradient) or (whole := by_kernel(call)) is None:
+    if not _derivative_fits(call, gradient):
         return generic(call, gradient)
-    whole = whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+    if call.answer(*call.tile) == "none":
+        return zero_gradients(call)
+    whole = finished(call.library, computed(call), None, call.sinks)
     found: dict[str, Any] = {name: torch.zeros_like(getattr(call, name)) for name in "qkv"}
     for piece in _pieces(call):
         rows, keys = (slice(part.start, part.stop) for part in piece.call.tile)

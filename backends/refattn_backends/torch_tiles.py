@@ -20,8 +20,8 @@ from refattn.arguments import Call
 from refattn.arrays import Array
 from refattn.heads import stack_groups
 from refattn.mask_kinds import Window
-from refattn.partials import Partial, merge_two, with_sinks
-from refattn_backends.tiles import cut, identity, spans
+from refattn.partials import Partial, merge_two
+from refattn_backends.tiles import cut, finished, identity, spans
 from refattn_backends.tiles import tiled as generic
 
 EDGE = 128  # of masked tiles: short, so that little of a band's edge is computed in vain
@@ -31,9 +31,7 @@ _aten = torch.ops.aten
 def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
     whole = by_kernel(call)
-    if whole is None:
-        return generic(call)
-    return whole if call.sinks is None else with_sinks(call.library, whole, call.sinks)
+    return generic(call) if whole is None else finished(call.library, whole, None, call.sinks)
 
 
 def by_kernel(call: Call) -> Partial | None:
@@ -42,8 +40,11 @@ def by_kernel(call: Call) -> Partial | None:
         return None
     if call.answer(*call.tile) == "none":
         return _unreached(call)
-    if not fits(call):
-        return None
+    return computed(call) if fits(call) else None
+
+
+def computed(call: Call) -> Partial:
+    """A call that `fits` and shows something, by fused kernels, without sinks."""
     offset = offset_of(call)
     return _masked(call) if offset is None else _shifted(call, offset)
 
@@ -53,7 +54,7 @@ def fits(call: Call) -> bool:
     return (
         _has_sizes(call)
         and not torch.compiler.is_compiling()
-        and may_look(call.q)
+        and all(may_look(x) and _cuda_can(x) for x in (call.q, call.k, call.v))
         and _harmless(call)
         and (offset_of(call) is not None or (_one_mask(call) and call.q.device.type == "cpu"))
     )
@@ -79,7 +80,7 @@ def may_look(x: Array) -> bool:
     """Whether the values are there to be looked at: no tracing, no transform, no graph being captured."""
     return (
         type(x) in (torch.Tensor, torch.nn.Parameter)
-        and (x.device.type == "cpu" or (x.device.type == "cuda" and _cuda_can(x)))
+        and x.device.type in ("cpu", "cuda")
         and not torch.jit.is_tracing()
         and torch._C._functorch.peek_interpreter_stack() is None
         and _python_dispatch._get_current_dispatch_mode() is None
@@ -88,9 +89,17 @@ def may_look(x: Array) -> bool:
 
 
 def _cuda_can(x: Array) -> bool:
-    """CUDA's kernel takes float32 in widths it can load at once; its derivative is not used."""
-    fits = x.dtype == torch.float32 and x.shape[-1] % 8 == 0 and not torch.is_grad_enabled()
+    """CUDA's kernel takes float32 that it can load several at once; its derivative is not used."""
+    if x.device.type == "cpu":
+        return True
+    fits = x.dtype == torch.float32 and loads_at_once(x) and not torch.is_grad_enabled()
     return bool(fits) and not torch.cuda.is_current_stream_capturing()
+
+
+def loads_at_once(x: Array) -> bool:
+    """Whether every row has a width and a place in memory of whole multiples of eight elements."""
+    steps = (x.shape[-1], *x.stride()[:-1], x.data_ptr() // x.element_size())
+    return all(step % 8 == 0 for step in steps)
 
 
 def _harmless(call: Call) -> bool:
