@@ -80,11 +80,7 @@ def _row_tile(
     count, rest = divmod(len(call.tile[1]), width)
 
     def tile(at: Array, size: int, masked: bool) -> tuple[_OfKeys, _OfRows]:
-        cut = traced_cut(part, rows, at, size, masked=masked)
-        parts, visible = of_tile(cut, *own)
-        reached = jnp.broadcast_to(jnp.any(visible, axis=-1, keepdims=True), (*cut.scores_shape[:-1], 1))
-        of_terms = tuple(of_term(cut, term, parts.logits) for term in call.bias_terms())
-        return _OfKeys(parts.k, parts.v, of_terms), _OfRows(parts.q, reached)
+        return _tile(traced_cut(part, rows, at, size, masked=masked), own)
 
     def step(before: tuple[_OfKeys, _OfRows], at: Array, answer: Array, size: int) -> tuple[_OfKeys, _OfRows]:
         shapes = jax.eval_shape(lambda: tile(at, size, masked=False))
@@ -96,12 +92,12 @@ def _row_tile(
                 lambda: tile(at, size, masked=False),
             ),
         )
-        sums, own = before
+        sums, known = before
         terms = tuple(
             None if x is None else _added(x, one, start, at) for x, one in zip(sums.terms, of_keys.terms, strict=True)
         )
         sums = _OfKeys(_added(sums.k, of_keys.k, at, 0), _added(sums.v, of_keys.v, at, 0), terms)
-        return sums, _OfRows(own.q + of_rows.q, own.reached | of_rows.reached)
+        return sums, _OfRows(known.q + of_rows.q, known.reached | of_rows.reached)
 
     nobody = jnp.zeros((*call.scores_shape[:-2], height, 1), bool)
     found = sums, _OfRows(jnp.zeros(q.shape, call.compute), nobody)
@@ -109,6 +105,14 @@ def _row_tile(
         places = (width * jnp.arange(count), jnp.asarray(answers[:count]))
         found, _ = lax.scan(lambda before, x: (step(before, x[0], x[1], width), None), found, places)
     return step(found, jnp.asarray(count * width), jnp.asarray(answers[-1]), rest) if rest else found
+
+
+def _tile(cut: Call, own: list[Array]) -> tuple[_OfKeys, _OfRows]:
+    """What one tile adds; own is what `_row_tile` is given, of its rows."""
+    parts, visible = of_tile(cut, *own)
+    reached = jnp.broadcast_to(jnp.any(visible, axis=-1, keepdims=True), (*cut.scores_shape[:-1], 1))
+    of_terms = tuple(of_term(cut, term, parts.logits) for term in cut.bias_terms())
+    return _OfKeys(parts.k, parts.v, of_terms), _OfRows(parts.q, reached)
 
 
 def _added(x: Array, part: Array, row: Any, key: Any) -> Array:

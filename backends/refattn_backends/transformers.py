@@ -103,42 +103,38 @@ def attention_forward(
     """
     if dropout != 0.0:
         raise ValueError(f"dropout: expected 0, got {dropout}; call model.eval() or set attention dropout to 0")
-    if attention_mask is not None:
-        # An integer mask goes the boolean way, where refattn refuses it (M1).
-        is_bias = attention_mask.dtype.is_floating_point
-        causal, mask, bias = False, None if is_bias else attention_mask, attention_mask if is_bias else None
-    elif cu_seq_lens_q is not None:
-        raise ValueError(
-            "attention_mask: expected the explicit mask of packed sequences (cu_seq_lens_q is given), got None; "
-            "pass position_ids that restart at every sequence, and transformers builds it"
-        )
-    else:
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux, "bias": position_bias}
+    if attention_mask is None:
         # transformers calls a layer causal unless it says otherwise.
         declared = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        causal, bias = bool(declared), None
-        mask = _window_without_mask(sliding_window, key.shape[-2], causal)
-    if position_bias is not None:
-        bias = position_bias if bias is None else bias + position_bias
-    # A single query is the newest token; where several meet another number of keys, refattn asks for a mask (M5).
-    q_start = key.shape[-2] - 1 if causal and query.shape[-2] == 1 else None
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux}
-    options |= {"causal": causal, "q_start": q_start}
+        options |= _without_mask(bool(declared), sliding_window, query.shape[-2], key.shape[-2], cu_seq_lens_q)
+    elif attention_mask.dtype.is_floating_point:
+        options["bias"] = attention_mask if position_bias is None else attention_mask + position_bias
+    else:  # an integer mask too, which refattn refuses (M1)
+        options["mask"] = attention_mask
     if output_attentions:
         stages = refattn.attention_stages(query, key, value, **options)
         return _tokens_first(stages.output), stages.weights
     return _tokens_first(refattn.attention(query, key, value, **options)), None
 
 
-def _window_without_mask(window: int | None, k_len: int, causal: bool) -> Any:
-    """Return the mask of a sliding window, None where it hides nothing."""
+def _without_mask(causal: bool, window: int | None, q_len: int, k_len: int, packed: Array | None) -> dict[str, Any]:
+    """Return the options that say what is visible where the model hands over no mask."""
+    if packed is not None:
+        raise ValueError(
+            "attention_mask: expected the explicit mask of packed sequences (cu_seq_lens_q is given), got None; "
+            "pass position_ids that restart at every sequence, and transformers builds it"
+        )
+    # A single query is the newest token; where several meet another number of keys, refattn asks for a mask (M5).
+    options: dict[str, Any] = {"causal": causal, "q_start": k_len - 1 if causal and q_len == 1 else None}
     if window is None or k_len <= window:
-        return None
+        return options
     if not causal:
         raise ValueError(
             f"sliding_window: expected an explicit mask or a causal layer, got a window of {window} among {k_len} "
             "keys with neither, which models read in different ways"
         )
-    return refattn.masks.window(window - 1, 0)  # M6: both ends included
+    return options | {"mask": refattn.masks.window(window - 1, 0)}  # M6: both ends included
 
 
 def _tokens_first(output: Array) -> Array:
