@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from libraries import LIBRARIES, Library, dtypes
+from libraries import LIBRARIES, SLOW, Library, dtypes
 
-# JAX compiles each new shape and Dask schedules each call: fewer examples than the eager libraries get.
+# Slow libraries get fewer examples.
 EXAMPLES = {"numpy": 300, "torch": 150, "strict": 100, "cupy": 100, "jax": 20, "dask": 20}
 
 
@@ -20,8 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "library(*names): the test belongs to these array libraries alone")
     examples = EXAMPLES[config.getoption("--library")]
-    # Shrinking a failure takes JAX and Dask many minutes.
-    slow = config.getoption("--library") in ("jax", "dask")
+    # Shrinking a failure takes these many minutes.
+    slow = config.getoption("--library") in SLOW
     phases = (Phase.explicit, Phase.generate) if slow else tuple(Phase)
     profile = config.getoption("--hypothesis-profile") or "refattn"
     # `--hypothesis-profile sweep`: fresh cases instead of the same ones, and ten times as many, for every test.

@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
+
+# JAX compiles every operation for each new shape, Dask schedules each call: what other libraries or the conformance
+# cases show on them as well is left out there.
+SLOW = ("jax", "dask")
+EAGER = pytest.mark.library("numpy", "torch", "strict", "cupy")
+NOT_JAX = pytest.mark.library("numpy", "torch", "strict", "cupy", "dask")
 
 
 def dtypes(name: str) -> tuple[str, ...]:
@@ -24,6 +31,11 @@ class Library:
     mutable: bool
     make: Callable[[np.ndarray, str | None], Any]
     read: Callable[[Any], Any]
+
+    @property
+    def slow(self) -> bool:
+        """Whether each new shape is compiled, or each call scheduled."""
+        return self.name in SLOW
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -130,3 +142,8 @@ LIBRARIES: dict[str, Callable[[], Library]] = {
     "strict": strict,
     "cupy": cupy,
 }
+
+
+def eager(*values: Any) -> Any:
+    """A set of a test's parameters that is not for slow libraries."""
+    return pytest.param(*values, marks=EAGER)

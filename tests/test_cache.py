@@ -10,7 +10,7 @@ import pytest
 
 import oracle
 import refattn
-from libraries import Library
+from libraries import EAGER, Library, eager
 from refattn import KVCache, attend, errors, masks
 from refusals import assert_refused
 
@@ -65,7 +65,7 @@ def assert_attends(library: Library, cache: KVCache, parts: Any, rows: int = 1, 
 # ---- contents ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fill", [np.nan, np.inf])
+@pytest.mark.parametrize("fill", [np.nan, eager(np.inf)])
 def test_uniform_appends(library: Library, fill: float) -> None:
     """Prefill, decode and an append of nothing give attention over all keys; what unused slots hold never shows."""
     cache, parts = empty(library, fill=fill), []
@@ -74,7 +74,7 @@ def test_uniform_appends(library: Library, fill: float) -> None:
         cache = appended(library, cache, arrays)
         parts.append((arrays, [count] * BATCH))
         assert cache.length == sum(counts[0] for _, counts in parts)
-        for rows, causal in ((1, True), (3, True), (2, False)):
+        for rows, causal in ((1, True), (3, True), (2, False)) if seed == 3 or not library.slow else ():
             assert_attends(library, cache, parts, rows, causal=causal)
 
 
@@ -88,7 +88,7 @@ def test_ragged_appends(library: Library, form: str) -> None:
         cache = appended(library, cache, arrays, given)
         parts.append((arrays, counts))
         assert lengths(library, cache) == np.sum([counts for _, counts in parts], axis=0).tolist()
-        for rows in (1, 2):
+        for rows in (1, 2) if seed == 3 or not library.slow else ():
             assert_attends(library, cache, parts, rows)
 
 
@@ -142,6 +142,7 @@ def test_low_precisions_are_stored_as_they_came(library: Library, storage_dtype:
     np.testing.assert_array_equal(library.host(attend(q, cache)), library.host(expected))
 
 
+@EAGER
 @pytest.mark.parametrize("sizes", [(0, 2, 4, 3, 3), (2, 0, 4, 3, 3), (2, 2, 0, 3, 3), (2, 2, 4, 0, 3), (2, 2, 4, 3, 0)])
 def test_sizes_of_zero(library: Library, sizes: tuple[int, ...]) -> None:
     """Caches may have no entries, heads, slots or components."""

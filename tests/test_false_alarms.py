@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from libraries import Library
+from libraries import EAGER, Library
 from refattn.conformance.alarms import judge_all
 from refattn.conformance.case import Problem
 from refattn.conformance.cases import problem_cases
@@ -21,8 +21,7 @@ from refattn.conformance.targets import find_target
 
 # Random problems in each dtype; the sweep draws other ones each time.
 FEW, MANY = 12, 400
-# Libraries that compile or schedule each call.
-SLOW = ("jax", "dask")
+# The session `alarms` judges slow libraries too.
 
 
 def seeds(request: pytest.FixtureRequest, library: Library) -> range:
@@ -30,12 +29,7 @@ def seeds(request: pytest.FixtureRequest, library: Library) -> range:
     if (request.config.getoption("--hypothesis-profile") or "") == "sweep":
         start = secrets.randbelow(10**9)
         return range(start, start + MANY)
-    return range(2 if library.name in SLOW else FEW if library.name == "numpy" else FEW // 3)
-
-
-def dtypes_of(library: Library) -> tuple[str, ...]:
-    """The dtypes to run: all, but float32 alone where each dtype is compiled for itself."""
-    return ("float32",) if library.name in SLOW else library.dtypes
+    return range(FEW if library.name == "numpy" else FEW // 3)
 
 
 def problems_of(dtype: str, chosen: range) -> Iterator[tuple[int, Problem]]:
@@ -43,23 +37,23 @@ def problems_of(dtype: str, chosen: range) -> Iterator[tuple[int, Problem]]:
     return ((seed, drawn_problem(dtype, seed)) for seed in chosen)
 
 
+@EAGER
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.identifier)
 def test_right_functions_on_random_problems(control: Fault, library: Library, request: pytest.FixtureRequest) -> None:
     """Plain, tiled and split pipelines, and changes that cancel, fail no random problem in any dtype."""
-    if library.name in SLOW and control.name != "plain":
-        pytest.skip("each problem is one more shape to compile")
     chosen = seeds(request, library)
-    for dtype in dtypes_of(library):
+    for dtype in library.dtypes:
         tally = judge_all(target_of(control, library.name), dtype, problems_of(dtype, chosen))
         assert tally.accused == []
         assert tally.verdicts["pass"] >= len(chosen) / 4
 
 
+@EAGER
 @pytest.mark.parametrize("path", ["", "-tiled"])
 def test_refattn_on_random_problems(path: str, library: Library, request: pytest.FixtureRequest) -> None:
     """refattn's dense and tiled paths fail no random problem in any dtype."""
     chosen, target = seeds(request, library), find_target(f"refattn-{library.name}{path}")
-    for dtype in dtypes_of(library):
+    for dtype in library.dtypes:
         tally = judge_all(target, dtype, problems_of(dtype, chosen))
         assert tally.accused == []
         assert tally.verdicts["pass"] == len(chosen)
@@ -82,11 +76,12 @@ def test_torch_on_random_problems(kernel: str, library: Library, request: pytest
         assert tally.verdicts["pass"] > 0 or kernel == "FLASH_ATTENTION"
 
 
+@EAGER
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.identifier)
 def test_right_functions_on_fresh_cases(control: Fault, library: Library, request: pytest.FixtureRequest) -> None:
     """The suite's own problems with other data accuse none of them either."""
-    if library.name in (*SLOW, "strict"):
-        pytest.skip("each case is one more shape to compile, or computed by NumPy as in its own session")
+    if library.name == "strict":
+        pytest.skip("each case is computed by NumPy, as in its own session")
     sweep = (request.config.getoption("--hypothesis-profile") or "") == "sweep"
     for seed in range(5) if sweep else (1 + CONTROLS.index(control),):
         for dtype in library.dtypes if sweep else library.dtypes[:2]:

@@ -11,7 +11,7 @@ import pytest
 import convention_kernels
 import gradient_kernels
 import refattn
-from libraries import Library
+from libraries import EAGER, Library
 from refattn import cli, registry
 from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases
@@ -128,10 +128,9 @@ def test_targets_that_do_not_differentiate_are_refused(capsys: pytest.CaptureFix
     assert "which does not differentiate" in capsys.readouterr().err
 
 
+@EAGER  # the suite runs some of these cases on the others
 def test_the_command_judges_tiled_gradients(library: Library, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of a tiled path, with or without being asked for."""
-    if library.name in ("jax", "dask"):
-        pytest.skip(f"{library.name} compiles or schedules each case for seconds, and the suite runs some of them")
     command = ["check", f"refattn-{library.name}-tiled", "--clauses", "D6", "--dtype", "float32"]
     for more in ([], ["--gradients"]):
         assert cli.main([*command, *more]) == 0

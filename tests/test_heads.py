@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import refattn
-from libraries import Library
+from libraries import Library, eager
 from refattn import errors
 from refusals import Maker, assert_refused
 
@@ -48,7 +48,7 @@ def test_any_dtype_can_be_split(library: Library, storage_dtype: str) -> None:
     np.testing.assert_array_equal(library.host(refattn.split_heads(whole, 3)), [[[0, 1]], [[2, 3]], [[4, 5]]])
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 2), (8, 1), (6, 3), (1, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [eager(8, 8), (8, 2), eager(8, 1), eager(6, 3), eager(1, 1)])
 def test_a_query_head_reads_the_head_of_its_group(library: Library, heads: int, kv_heads: int) -> None:
     """kv_head_of says which head attention reads: sharing equals repeating each KV head, never tiling them."""
     q, k, v = draw(heads, 3, 4), draw(kv_heads, 5, 4), draw(kv_heads, 5, 2)

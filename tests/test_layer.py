@@ -10,7 +10,7 @@ import pytest
 
 import oracle
 import refattn
-from libraries import Library
+from libraries import EAGER, NOT_JAX, Library, eager
 from refattn import AttentionWeights, KVCache, Rotary, errors, masks, multi_head_attention
 from refusals import Maker, assert_refused
 
@@ -81,7 +81,7 @@ def close(library: Library, actual: Any, expected: np.ndarray, atol: float = 1e-
     np.testing.assert_allclose(library.host(actual), expected, rtol=1e-12, atol=atol)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (2, 2), (4, 2), (4, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [eager(1, 1), eager(2, 2), (4, 2), eager(4, 1)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_self_attention(library: Library, heads: int, kv_heads: int, causal: bool) -> None:
     """Projections, grouped heads, concatenation and output projection, with biases here and there."""
@@ -99,6 +99,7 @@ def test_self_attention(library: Library, heads: int, kv_heads: int, causal: boo
     assert plain.weights is None
 
 
+@EAGER
 @pytest.mark.parametrize(
     "shape", [(LENGTH, WIDTH), (BATCH, LENGTH, WIDTH), (3, BATCH, LENGTH, WIDTH), (BATCH, 0, WIDTH)]
 )
@@ -109,6 +110,7 @@ def test_every_rank(library: Library, shape: tuple[int, ...]) -> None:
     close(library, result.output, by_definition(x, parameters, causal_too=True)[0])
 
 
+@NOT_JAX
 def test_one_head_without_output_projection(library: Library) -> None:
     """[batch, tokens, width] with its own d_k and d_v is attention of three projections."""
     x, parameters = draw(BATCH, LENGTH, WIDTH), layer(1, 1, d_k=3, d_v=8, bias=False, out=None)
@@ -119,6 +121,7 @@ def test_one_head_without_output_projection(library: Library) -> None:
     close(library, result.output, expected)
 
 
+@NOT_JAX
 def test_cross_attention(library: Library) -> None:
     """Keys and values come from the context, of its own length, width and padding."""
     x, context = draw(BATCH, LENGTH, WIDTH), draw(BATCH, SOURCE, SOURCE_WIDTH)
@@ -135,7 +138,7 @@ def test_cross_attention(library: Library) -> None:
         close(library, result.weights, weights)
 
 
-@pytest.mark.parametrize("rope", [Rotary("half"), Rotary("interleaved", 100.0), Rotary("half", 500.0, 2)])
+@pytest.mark.parametrize("rope", [eager(Rotary("half")), eager(Rotary("interleaved", 100.0)), Rotary("half", 500.0, 2)])
 def test_rotary_positions(library: Library, rope: Rotary) -> None:
     """Queries and keys turn at 0, 1, ..., at q_start + i, or at the positions given."""
     x, parameters = draw(BATCH, LENGTH, WIDTH), layer(4, 2)
@@ -182,7 +185,7 @@ def test_options_reach_attention(library: Library) -> None:
     close(library, result.weights, weights)
 
 
-@pytest.mark.library("numpy", "torch", "strict", "dask")  # a conformance case does this on JAX, which is slow at it
+@NOT_JAX
 def test_a_pooled_layer_is_the_mean(library: Library) -> None:
     """Each key/value head of a pooled layer, biases included, is the mean of its group; the rest stays as it was."""
     parameters = layer(4, 4)
@@ -234,8 +237,8 @@ def test_low_precisions(library: Library, storage_dtype: str) -> None:
 # ---- caches -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunks", [[1, 1, 1, 1, 1], [3, 2], [0, 4, 0, 1]])
-@pytest.mark.parametrize("rope", [None, Rotary("interleaved", width=2)])
+@pytest.mark.parametrize("chunks", [eager([1, 1, 1, 1, 1]), [3, 2], eager([0, 4, 0, 1])])
+@pytest.mark.parametrize("rope", [eager(None), Rotary("interleaved", width=2)])
 def test_cached_equals_one_full_pass(library: Library, chunks: list[int], rope: Rotary | None) -> None:
     """Token by token, or prefill and decode in any chunks, outputs and weights are those of a full causal pass."""
     x, parameters = draw(BATCH, LENGTH, WIDTH), layer(4, 2)

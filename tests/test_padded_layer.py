@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import oracle
 import refattn
-from libraries import LIBRARIES, Library
+from libraries import LIBRARIES, NOT_JAX, Library
 from refattn import Rotary, errors, multi_head_attention
 from refusals import assert_refused
 from test_layer import BATCH, WIDTH, by_definition, draw, layer
@@ -24,12 +24,12 @@ def allocate(library: Library, kind: str) -> Any:
     return getattr(refattn, kind).allocate(library.array(np.zeros(1)), BATCH, 2, *KINDS[kind], 4, 3)
 
 
-@pytest.mark.library("numpy", "torch", "strict", "dask")  # JAX is slow at it, and traces counts below
+@NOT_JAX  # which traces counts below
 @pytest.mark.parametrize("given", ["list", "array"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_entries_with_counts_of_their_own(library: Library, kind: str, given: str) -> None:
     """In chunks padded on the right with NaN, each entry's own rows are those of the entry alone in one pass."""
-    slow = library.name == "dask"
+    slow = library.slow
     if slow and (kind, given) != ("KVCache", "array"):
         pytest.skip("one of the six ways on Dask, which schedules each call")
     tokens, parameters, cache = draw(BATCH, 9, WIDTH), layer(4, 2), allocate(library, kind)

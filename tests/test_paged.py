@@ -9,7 +9,7 @@ import pytest
 
 import refattn
 from cached import BATCH, D_K, D_V, KV_HEADS, Tokens
-from libraries import Library
+from libraries import EAGER, NOT_JAX, Library
 from refattn import PagedKVCache, errors
 from refusals import assert_refused
 
@@ -19,7 +19,7 @@ def allocate(library: Library, pages: int = 12, page_size: int = 2) -> PagedKVCa
     return PagedKVCache.allocate(library.array(np.zeros(1)), BATCH, KV_HEADS, pages, page_size, D_K, D_V)
 
 
-@pytest.mark.library("numpy", "torch", "strict", "dask")  # the conformance cases do this on JAX, which is slow at it
+@NOT_JAX
 @pytest.mark.parametrize("page_size", [1, 3])
 def test_any_page_size_gives_what_all_keys_give(library: Library, page_size: int) -> None:
     """Prefill, several tokens at once and one at a time, equal and unequal counts."""
@@ -111,7 +111,7 @@ def test_no_free_page_changes_nothing(library: Library) -> None:
     tokens.check(cache)
 
 
-@pytest.mark.library("numpy", "torch", "strict", "dask")  # the conformance cases do this on JAX, which is slow at it
+@NOT_JAX
 def test_a_refused_layer_call_takes_no_page(library: Library) -> None:
     """A layer call that is refused leaves the cache, and what was forked from it, as they were (E3)."""
     x = library.array(np.ones((BATCH, 3, 4)))
@@ -205,7 +205,7 @@ def test_derivatives_pass_through_appends(library: Library, kind: str) -> None:
             np.testing.assert_allclose(library.host(ours), library.host(theirs), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.library("numpy", "torch", "strict")
+@EAGER
 @pytest.mark.parametrize("kind", ["KVCache", "PagedKVCache", "RollingKVCache"])
 def test_caches_of_nothing(library: Library, kind: str) -> None:
     """No entry, no head, no token: every cache takes them and shows them, its counts known or not (A6)."""
@@ -217,7 +217,7 @@ def test_caches_of_nothing(library: Library, kind: str) -> None:
             assert library.host(refattn.attend(k, cache)).shape == (batch, heads, new, D_K)
 
 
-@pytest.mark.library("numpy", "torch", "strict", "dask")  # JAX is slow at it
+@NOT_JAX
 @pytest.mark.parametrize("given", ["none", "list", "array"])
 @pytest.mark.parametrize("kind", ["KVCache", "PagedKVCache", "RollingKVCache"])
 def test_a_cache_knows_how_many_keys_it_will_show(library: Library, kind: str, given: str) -> None:

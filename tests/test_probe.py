@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from libraries import Library
+from libraries import EAGER, Library
 from planted_conventions import CONVENTIONS, planted
 from refattn import CLAUSES, cli
 from refattn.conformance.faults import CONTROLS, FAULTS, Fault, named
@@ -113,10 +113,9 @@ def test_right_functions_depart_in_nothing(control: Fault) -> None:
     assert card.counts["not determined"] == 0
 
 
+@EAGER  # a card is some 300 shapes
 def test_refattn_is_as_specified(library: Library) -> None:
     """refattn has every option, and departs in none, on every library."""
-    if library.name in ("jax", "dask"):
-        pytest.skip("a card is some 300 shapes, which these libraries compile or schedule one by one")
     card = probe(find_target(f"refattn-{library.name}"))
     assert [(one.name, one.words) for one in card.findings if one.verdict == "departs"] == []
     assert [one.name for one in card.findings if one.verdict == "not determined"] == []

@@ -7,7 +7,7 @@ import pytest
 
 import refattn
 from cached import BATCH, D_K, D_V, KV_HEADS, Tokens
-from libraries import LIBRARIES, Library
+from libraries import LIBRARIES, NOT_JAX, Library
 from refattn import RollingKVCache, errors
 from refusals import assert_refused
 
@@ -80,7 +80,7 @@ def test_masks_by_key_index_count_the_newest_positions(library: Library) -> None
         assert (np.abs(output[entry] - golden.output) <= golden.bound("float64")).all()
 
 
-@pytest.mark.library("numpy", "torch", "strict", "dask")  # the conformance cases do this on JAX, which is slow at it
+@NOT_JAX
 def test_keys_that_are_gone_are_never_missed_in_silence(library: Library) -> None:
     """Queries whose keys have rolled away are an error, or rows that see nothing where the entries differ."""
     tokens, cache = Tokens(library, 9), allocate(library, 2)
@@ -119,7 +119,7 @@ def test_unfit_arguments_are_refused(library: Library) -> None:
     assert (cache.window, cache.length, cache.start) == (2, 9, 6)
 
 
-@pytest.mark.library("numpy", "torch", "strict", "dask")  # the conformance cases do this on JAX, which is slow at it
+@NOT_JAX
 def test_a_layer_rolls_with_its_positions(library: Library) -> None:
     """A rotary layer over a rolling cache gives what it gives over all tokens under a window (L4)."""
     x = np.random.default_rng(1).standard_normal((BATCH, 9, 4))
@@ -137,7 +137,7 @@ def test_a_layer_rolls_with_its_positions(library: Library) -> None:
         np.testing.assert_allclose(library.host(part.output), expected, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.library("numpy", "torch", "strict", "dask")  # JAX is slow at it
+@NOT_JAX
 def test_masks_of_a_layer_have_one_key_per_position_shown(library: Library) -> None:
     """Beside a rolling cache a padding mask that fits all keys ever appended is refused before anything is written."""
     x = library.array(np.random.default_rng(1).standard_normal((BATCH, 4, 4)))

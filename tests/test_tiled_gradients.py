@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 import refattn
 from drawn_calls import Call, Floats, calls
-from libraries import Library
+from libraries import EAGER, Library
 from refattn import biases, masks, registry
 from refattn_backends import tiles_backward
 from refattn_backends.tiles_backward import tiled_vjp
 from test_gradients import POISONED, in_float64, output_gradient, vjp
 
-EAGER = pytest.mark.library("numpy", "torch", "strict")
 NUMPY = pytest.mark.library("numpy")
 # What arrays are called in the registry.
 ROOTS = {"strict": "array_api_strict"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import refattn
 from drawn_calls import Call, calls
-from libraries import Library
+from libraries import EAGER, Library
 from refattn import mask_kinds
 from refattn.arguments import check_call
 from refattn_backends import numpy_products, numpy_tiles, pieces, tiles
@@ -46,7 +46,7 @@ def check(library: Library, call: Call) -> None:
     assert_within(library.host(lse), expected.lse, 4 * bound["lse"], "lse")
 
 
-@pytest.mark.library("numpy", "torch", "strict")
+@EAGER
 @given(data=st.data())
 # The tile size is the same for all examples.
 @settings(settings.get_profile("few"), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -71,7 +71,7 @@ def test_biases_of_each_head(tile: Any, library: Library, kind: str) -> None:
     assert np.all(np.abs(output - expected.output) <= 4 * expected.bound("float64"))
 
 
-@pytest.mark.library("numpy", "torch", "strict")
+@EAGER
 def test_first_tile_masked_before_very_negative_logits(tile: Any, library: Library) -> None:
     """A wholly masked first tile leaves no maximum behind that very negative logits then vanish under."""
     q, k = np.full((1, 3, 1), -30.0), np.full((1, 7, 1), 30.0) + np.linspace(0, 0.01, 7)[:, None]
@@ -85,7 +85,7 @@ def test_first_tile_masked_before_very_negative_logits(tile: Any, library: Libra
     assert np.all(np.abs(library.host(lse) - expected.lse) <= expected.lse_bound("float64"))
 
 
-@pytest.mark.library("numpy", "torch", "strict")
+@EAGER
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e300])
 def test_poison_in_hidden_keys_is_harmless(tile: Any, library: Library, poison: float) -> None:
     """What hidden keys and values hold changes no element beyond the bound, in any tile."""
@@ -100,7 +100,7 @@ def test_poison_in_hidden_keys_is_harmless(tile: Any, library: Library, poison: 
     assert np.all(np.abs(output - expected.output) <= expected.bound("float64"))
 
 
-@pytest.mark.library("numpy", "torch", "strict")
+@EAGER
 @pytest.mark.parametrize("sink", [np.nan, np.inf])
 def test_a_nan_sink_outdoes_infinite_values(tile: Any, library: Library, sink: float) -> None:
     """A sink that makes its rows NaN does so where visible values are infinite too."""
@@ -115,7 +115,7 @@ def test_a_nan_sink_outdoes_infinite_values(tile: Any, library: Library, sink: f
         assert np.array_equal(kind(output), kind(expected.output))
 
 
-@pytest.mark.library("numpy", "torch", "strict")
+@EAGER
 @pytest.mark.parametrize("sinks", [None, [-np.inf, 1.0]], ids=str)
 @pytest.mark.parametrize("last", [-1e200, 1.0])
 def test_logits_of_minus_infinity(tile: Any, library: Library, last: float, sinks: Any) -> None:
