@@ -18,7 +18,6 @@ from refattn.arrays import Array
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "float64": np.float64}
 SAFETENSORS = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_}
 TENSORS = ("q", "k", "v", "mask", "bias", "sinks", "grad_output")
-Kernel = Callable[..., tuple[Array, Array]]
 
 
 def read_case(folder: Path, form: str) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -22,9 +22,9 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape)
 
 
-def keys_and_values(count: int, seed: int = 0, batch: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
+def keys_and_values(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """New keys and values on the host."""
-    return draw(batch, KV_HEADS, count, D_K, seed=seed), draw(batch, KV_HEADS, count, D_V, seed=seed + 1)
+    return draw(BATCH, KV_HEADS, count, D_K, seed=seed), draw(BATCH, KV_HEADS, count, D_V, seed=seed + 1)
 
 
 def empty(library: Library, dtype: str = "float64", fill: float = 0.0) -> KVCache:

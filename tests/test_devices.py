@@ -49,13 +49,6 @@ def test_results_and_intermediates_stay_on_the_device(library: Library, name: st
     np.testing.assert_allclose(place.host(output), call.expected("float32").output, rtol=1e-4, atol=1e-5)
 
 
-def placed(kind: str) -> Callable[[Library, np.ndarray], Any]:
-    """How to make an array that does not belong beside those of the library."""
-    if kind == "device":
-        return lambda library, host: other_device(library, host)
-    return lambda library, host: other_library(library, host)
-
-
 def other_device(library: Library, host: np.ndarray) -> Any:
     """The same library's array on another device."""
     if library.name == "torch":

@@ -16,15 +16,11 @@ from refattn.errors import LibraryMismatchError, PartialError
 H, LQ, LK, D = 2, 3, 9, 4
 
 
-def parts_of(library: Library, cuts: tuple[int, ...], dtype: str = "float64", **options: Any) -> list[Partial]:
-    q, k, v = data()
-    q, k, v = (library.array(x, dtype) for x in (q, k, v))
-    spans = itertools.pairwise((0, *cuts, LK))
+def parts_of(library: Library, cuts: tuple[int, ...]) -> list[Partial]:
+    q, k, v = map(library.array, data())
     return [
-        Partial(
-            *refattn.attention_with_lse(q, k[:, a:b, :], v[:, a:b, :], q_start=5, k_start=a, causal=True, **options)
-        )
-        for a, b in spans
+        Partial(*refattn.attention_with_lse(q, k[:, a:b, :], v[:, a:b, :], q_start=5, k_start=a, causal=True))
+        for a, b in itertools.pairwise((0, *cuts, LK))
     ]
 
 
