@@ -10,7 +10,7 @@ from hypothesis import Phase, settings
 from libraries import LIBRARIES, SLOW, Library, dtypes
 
 # Slow libraries get fewer examples.
-EXAMPLES = {"numpy": 300, "torch": 150, "strict": 100, "cupy": 100, "jax": 20, "dask": 20}
+EXAMPLES = {"numpy": 300, "torch": 150, "strict": 100, "cupy": 100, "jax": 10, "dask": 10}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     profile = config.getoption("--hypothesis-profile") or "refattn"
     # `--hypothesis-profile sweep`: fresh cases instead of the same ones, and ten times as many, for every test.
     sweep = profile == "sweep"
-    for name, count in (("sweep" if sweep else "refattn", examples), ("few", examples // 10)):
+    for name, count in (("sweep" if sweep else "refattn", examples), ("few", max(2, examples // 10))):
         many = 10 * count if sweep else count
         settings.register_profile(
             name, deadline=None, derandomize=not sweep, max_examples=many, database=None, phases=phases

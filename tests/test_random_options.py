@@ -153,17 +153,3 @@ def test_masks_answer_alike_everywhere(library: Library, call: Call, data: st.Da
     assert answer in ("all", "none", "mixed")
     assert answer != "all" or tile.all()
     assert answer != "none" or not tile.any()
-
-
-@pytest.mark.parametrize("style", ["half", "interleaved"])
-@pytest.mark.parametrize("shape", [(5, 6), (2, 5, 6), (3, 2, 5, 6)])
-@pytest.mark.parametrize("width", [None, 4])
-def test_rope_agrees_with_the_oracle(library: Library, style: str, shape: tuple[int, ...], width: int | None) -> None:
-    """Each style, width and base turns each pair by its angle, positions per batch entry or shared."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal(shape)
-    for lead in ((), shape[:-3]):
-        positions = rng.integers(-4, 50, (*lead, 5))
-        got = refattn.rope(library.array(x), library.array(positions), style=style, base=500.0, width=width)
-        expected = oracle.rope(x, positions, style=style, base=500.0, width=width)
-        np.testing.assert_allclose(library.host(got), expected, rtol=0, atol=1e-13)
