@@ -108,7 +108,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, types and who may import whom (30 seconds)."""
+    """Check style, types and who may import whom (25 seconds)."""
     pinned(session, *PYPROJECT["project"]["dependencies"], *group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
@@ -175,14 +175,14 @@ def built_book(session: nox.Session) -> dict[str, str]:
 
 @nox.session(requires=["wheel"])
 def strict(session: nox.Session) -> None:
-    """Test on array-api-strict with its strictest flags (50 seconds)."""
+    """Test on array-api-strict with its strictest flags (60 seconds)."""
     install(session, "test")
     both_suites(session, "strict")
 
 
 @nox.session(requires=["wheel"])
 def jax(session: nox.Session) -> None:
-    """Test on JAX, which compiles each new shape: in few dtypes (5 minutes)."""
+    """Test on JAX, which compiles each new shape: in few dtypes (270 seconds)."""
     install(session, "test", extra="jax")
     both_suites(
         session,
@@ -203,7 +203,7 @@ def dask(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"], default=False, reuse_venv=True)
 def torch_env(session: nox.Session) -> None:
-    """Prepare the one environment of the sessions torch and models (1 minute)."""
+    """Prepare the one environment of the sessions torch and models (45 seconds)."""
     install(session, "test", "models", extra="torch")
 
 
@@ -217,14 +217,14 @@ def torch_python(session: nox.Session) -> str:
 
 @nox.session(requires=["torch_env"], python=False)
 def torch(session: nox.Session) -> None:
-    """Test on PyTorch (2 minutes)."""
+    """Test on PyTorch (150 seconds)."""
     session.env.update(ONE_THREAD)
     both_suites(session, "torch", torch_python(session), "-m", "pytest", *BOTH_CORES)
 
 
 @nox.session(requires=["torch_env"], python=False)
 def models(session: nox.Session) -> None:
-    """Run models of transformers on refattn: a trained encoder, and small decoders of four families (25 seconds)."""
+    """Run models of transformers on refattn: a trained encoder, and small decoders of four families (35 seconds)."""
     session.env.update(ONE_THREAD)
     # A file stays on one core: its tests share models and their exact runs.
     runner = (torch_python(session), "-m", "pytest", "-n", "2", "--dist", "loadfile")
