@@ -167,8 +167,8 @@ class Golden:
         says that rounding errors may all go the same way. 0 in rows that are NaN, infinite where nothing can be
         judged. Raises ModelError (N6) for a dtype or a name that there is no bound for.
         """
-        chosen, wide = rounding_model(dtype, model, coherent), (self._d_v,)
-        sums = bounds.Sums(*self._sums(bounds.output_sums, [(), (), wide, wide, wide, wide], chosen))
+        chosen, per_value = rounding_model(dtype, model, coherent), (self._d_v,)
+        sums = bounds.Sums(*self._sums(bounds.output_sums, [(), (), *4 * [per_value]], chosen))
         self._weight_sums[chosen] = sums.grown, sums.lost
         return self._finish(bounds.output_bound(self.results(...), sums, chosen))
 

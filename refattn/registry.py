@@ -76,7 +76,7 @@ def plugin_of(library: str) -> Backend | None:
     return next(_plugins_of(library), None)
 
 
-def tiled(library: str) -> Callable[[Any], Any]:
+def tiled(library: str) -> Callable[[Any], tuple[Array, Array]]:
     """The tiled path for arrays of a library, named as its root module: its plugin's own, else the generic one.
 
     Raises PathError where no plugin offers either.
@@ -85,7 +85,7 @@ def tiled(library: str) -> Callable[[Any], Any]:
     return _FOUND["tiled"][library]
 
 
-def tiled_vjp(library: str) -> Callable[[Any, Any], Any]:
+def tiled_vjp(library: str) -> Callable[[Any, Array], dict[str, Array]]:
     """The backward pass of the tiled path: of a checked call and the gradient of its output, the gradients by name.
 
     Raises PathError where no plugin offers one, and where a plugin has tiles of its own but no derivatives of them.
