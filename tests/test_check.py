@@ -75,6 +75,9 @@ def test_nothing_judged_is_not_conforming(capsys: pytest.CaptureFixture[str]) ->
     assert check("planted_faults:takes_nothing_but_tensors", "--quick") == 1
     assert "nothing could be judged" in capsys.readouterr().out
     assert check("planted_faults:correct", "--clauses", "C1") == 1
+    assert check("planted_faults:correct", "--convention", "flash-attn", "--library", "numpy", "--quick") == 1
+    line = " ".join(capsys.readouterr().out.split("\n\n")[-1].split())
+    assert "unsupported: the convention flash-attn has bfloat16, float16, not float32)" in line
 
 
 def test_what_a_target_prints_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:

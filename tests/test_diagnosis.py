@@ -306,7 +306,7 @@ def test_axes_taken_for_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     first = most_telling(report)
     assert first.diagnosis is not None
     assert first.diagnosis["sentence"].startswith('matches "axes of heads and tokens exchanged" [A1]')
-    assert "is judged with --convention" in " ".join(capsys.readouterr().out.split())
+    assert "unless --convention names another layout" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_first_failure_is_the_plainest_of_its_fault() -> None:
@@ -316,6 +316,39 @@ def test_the_first_failure_is_the_plainest_of_its_fault() -> None:
     first = most_telling(report)
     assert (first.case, first.about) == ("masks.decode_step", "M5")
     assert first.plainness == min(record.plainness for record in report.broken if record.about == "M5")
+
+
+def test_faults_at_edges_do_not_hide_another() -> None:
+    """A kernel that lets NaN through and mixes its groups is told of both, and of wrong numbers first."""
+
+    def attention(q: Any, k: Any, v: Any, *, causal: bool = False, mask: Any = None, scale: Any = None) -> Any:
+        k, v = (np.concatenate([x] * (q.shape[-3] // x.shape[-3]), axis=-3) for x in (k, v))
+        scores = q @ np.swapaxes(k, -1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        shown = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2]) > 0 if causal else True
+        scores = np.where(shown if mask is None else shown & mask, scores, -np.inf)
+        with np.errstate(invalid="ignore"):
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            return weights / weights.sum(axis=-1, keepdims=True) @ v
+
+    asked = ("heads.grouped", "empty_rows.by", "non_influence.published", "non_influence.behind_causal")
+    pairs = [pair for pair in PLAIN if pair[0].name.startswith(asked)]
+    report = run_suite(FunctionTarget("wrong", "numpy", attention), pairs, 20)
+    assert report.diagnosis is not None
+    told = " ".join(report.diagnosis["sentences"])
+    assert '"heads are interleaved" [G1]' in told
+    assert "is NaN" in told
+    first = most_telling(report)
+    assert first.diagnosis is not None
+    assert first.diagnosis["sentence"].startswith('matches "heads are interleaved" [G1]')
+
+
+def test_only_what_was_tried_is_called_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no time was left to try faults, none is said not to be known."""
+    monkeypatch.setattr("refattn.conformance.diagnosis.summary.LIMIT_S", 0.0)
+    report = summarise(evidence_of("no scale", "scores.width_of_one_head"))
+    assert [one.sentence.partition(":")[0] for one in report.diagnoses.values()] == [
+        "what explains other failures does not give this answer"
+    ]
 
 
 def test_what_explains_little_is_not_called_likely(capsys: pytest.CaptureFixture[str]) -> None:

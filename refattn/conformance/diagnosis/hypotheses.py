@@ -5,6 +5,7 @@ A fault of the catalogue is run on the problem's own arrays, in its dtype, on Nu
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -63,7 +64,8 @@ class Imitation(FunctionTarget):
         lacking = problem.dtype not in self.dtypes
         asked = replace(problem, dtype="float64") if lacking else problem
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a mean of nothing, say
                 result = self.call(asked) if self._whole else self._once(asked)
         except Exception:  # noqa: BLE001  # a fault that raises here explains no number
             return None

@@ -120,8 +120,8 @@ def _axes_exchanged() -> Hypothesis:
         return replace(found, output=np.swapaxes(found.output, -2, -3), lse=np.swapaxes(found.lse, -1, -2))
 
     words = (
-        "q, k and v are taken for (..., tokens, heads, width), but they are (..., heads, tokens, width); a function "
-        "of the other layout is judged with --convention, such as flash-attn"
+        "heads are taken for tokens and tokens for heads: arrays are (..., heads, tokens, width), unless --convention "
+        "names another layout, as flash-attn does"
     )
     return Hypothesis(
         names=("axes of heads and tokens exchanged",), clauses=("A1",), predict=predict, says=lambda _: words

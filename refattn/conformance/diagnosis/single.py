@@ -99,7 +99,9 @@ def told_in_words(one: Hypothesis, evidence: Evidence) -> str:
     return f"matches {one.quoted}: {one.says(evidence.problem)}"
 
 
-def unexplained(evidence: Evidence, place: str | None = None, deadline: float = 0.0) -> Diagnosis:
+def unexplained(
+    evidence: Evidence, place: str | None = None, deadline: float = 0.0, *, tried: bool = True
+) -> Diagnosis:
     """What can be said where no hypothesis fits, or none was tried; the nearest one is looked for until a deadline."""
     judged, place = evidence.judged, where(evidence) if place is None else place
     worst = f": {place}" if place else f": {judged.message}"
@@ -107,6 +109,8 @@ def unexplained(evidence: Evidence, place: str | None = None, deadline: float = 
         sentence = judged.message
     elif evidence.size > LARGEST:
         sentence = f"no fault was tried on a call of this size{worst}"
+    elif not tried:
+        sentence = f"what explains other failures does not give this answer{worst}"
     else:
         sentence = f"no known fault gives this answer{worst}"
         near = [(_ratio(one, evidence), one) for one in _until(deadline, catalogue())]

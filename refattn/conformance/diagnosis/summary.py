@@ -23,7 +23,9 @@ from refattn.conformance.diagnosis.readings import readings
 from refattn.conformance.diagnosis.single import Diagnosis, explain, ranked, told, told_in_words, unexplained, wide
 from refattn.conformance.diagnosis.tiles import tilings
 
-LIMIT_S = 10.0
+LIMIT_S = 15.0
+# The share of it for the best explanation; what is left is for the failures that this one leaves.
+SEARCH = 2 / 3
 # Failures on which hypotheses are tried first, those whose numbers are fitted, and those explained on their own.
 PROBES, FITTED, ALONE = 16, 3, 4
 # Cases that may speak against a hypothesis, and failures told in full.
@@ -112,18 +114,19 @@ class Summary:
 
 def summarise(evidence: Sequence[Evidence]) -> Summary:
     """Explain all failures among the evidence, in the order of the calls, in about LIMIT_S seconds of work."""
-    return _Search(evidence, time.thread_time() + LIMIT_S).summary()
+    return _Search(evidence).summary()
 
 
 class _Search:
     """The hypotheses against all cases."""
 
-    def __init__(self, evidence: Sequence[Evidence], deadline: float) -> None:
+    def __init__(self, evidence: Sequence[Evidence]) -> None:
         stored_low = {one.problem.dtype for one in evidence if one.judged.model == "unfused"}
         # Where scores or weights are stored low, a wider bound is a second chance.
         self.low = {id(one): wide(one) for one in evidence if one.problem.dtype in stored_low}
         self.evidence = list(evidence)
-        self.deadline = deadline
+        self.end = time.thread_time() + LIMIT_S
+        self.deadline = self.end - (1 - SEARCH) * LIMIT_S
         self.failing = _spread([one for one in self.evidence if one.failed])
         self.passing = _spread([one for one in self.evidence if one.judged.verdict == "pass"])
         self.probes = self._probes()
@@ -142,6 +145,7 @@ class _Search:
             if best > RARE * min(FAILURES, len(self.failing)):
                 self.tried = dict(scores)
                 scores |= self._scores(stage(), best / 2)
+        self.deadline = self.end
         findings, alike = self._findings(scores)
         return Summary(
             failures=len(self.failing),
@@ -289,7 +293,7 @@ class _Search:
                 alone += 1
                 found[place] = explain(case, limit_s=min(ALONE_S, self.deadline - time.thread_time()))
             else:
-                found[place] = unexplained(case)
+                found[place] = unexplained(case, tried=False)
         return found
 
     def _probes(self) -> list[Evidence]:

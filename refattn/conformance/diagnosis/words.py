@@ -73,6 +73,7 @@ MEANING = {
     "turn into the mean",
     "sinks are scaled": "sinks are multiplied by the scale; they are logits already",
     "sinks are capped": "sinks go through the soft cap; they are logits already",
+    "sink is not shifted": "exp(sink) is added to weights that are exp(logit - maximum); add exp(sink - maximum)",
     "sinks are ignored": "sinks are ignored; add exp(sink) to each row's denominator",
     "sink in the numerator": "the sink's weight goes to the values; it enters the denominator alone",
     "sink of the first head for all": "all heads get the sink of the first; each query head has its own",

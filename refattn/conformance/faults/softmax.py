@@ -148,6 +148,12 @@ FAULTS = (
     Fault(name="sinks are capped", clause="P3", kind="LSE merge", steps={"sink": _capped_sink}),
     Fault(name="sinks are ignored", clause="P3", kind="LSE merge", steps={"sink_share": lambda run, sink, peak: 0.0}),
     Fault(
+        name="sink is not shifted",
+        clause="P3",
+        kind="LSE merge",
+        steps={"sink_share": lambda run, sink, peak: run.xp.exp(sink)},
+    ),
+    Fault(
         name="sink in the numerator",
         clause="P3",
         kind="LSE merge",

@@ -127,7 +127,10 @@ def verdict_line(report: Report) -> str:
     if not report.broken and report.counts["missing"]:
         return f"{report.target}: results are missing, so it does not conform ({counts})."
     if not report.broken:
-        return f"{report.target}: nothing could be judged, so it does not conform ({counts or 'no case was chosen'})."
+        reasons = unsupported_lines(report)
+        why = f": {reasons[0].rpartition(': ')[0]}" if len(reasons) == 1 else ""
+        counts = counts or "no case was chosen"
+        return f"{report.target}: nothing could be judged, so it does not conform ({counts}{why})."
     return f"{report.target} does not conform{_profile(report)} ({counts})."
 
 

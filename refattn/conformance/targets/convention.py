@@ -62,6 +62,12 @@ class ConventionTarget(ArrayTarget):
         self.dtypes = tuple(dtype for dtype in self.dtypes if dtype in convention.dtypes)
         self.features = features_of(self.convention)
 
+    def unsupported(self, needs: tuple[str, ...], dtype: str) -> str:
+        """See `ArrayTarget.unsupported`; a dtype that the convention does not name is its own doing."""
+        if dtype not in self.convention.dtypes:
+            return f"the convention {self.convention.name} has {', '.join(self.convention.dtypes)}, not {dtype}"
+        return super().unsupported(needs, dtype)
+
     def array(self, host: Array, dtype: str | None = None) -> Array:
         """A host array in the target's library, on its device."""
         return self.backend.array(np.asarray(host), dtype, self.device)
@@ -84,7 +90,7 @@ class ConventionTarget(ArrayTarget):
         if convention.dense_width and problem.layout in ("transposed", "sliced"):
             raise Unsupported(f"{self.name} needs the elements of a head's vector side by side in memory")
         if convention.equal_widths and problem.q.shape[-1] != problem.v.shape[-1]:
-            raise Unsupported(f"{self.name} cannot express d_v = {problem.v.shape[-1]} with d_k = {q.shape[-1]}")
+            raise Unsupported(f"{self.name} cannot express d_v other than d_k")
         if problem.literal and problem.window is not None and convention.window is None:
             raise Unsupported(f"{self.name} has no windows of its own")
         parts = Parts.of(problem)
