@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from refattn.bounds import Model
     from refattn.conformance.inputs import Inputs
 
+# Those of `attention` that a result depends on.
+_OPTIONS = ("causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start")
 # What `inputs` can draw, beside q, k and v.
-FEATURES = (
-    *("causal", "mask", "bias", "scale", "softcap", "sinks", "q_start", "k_start"),
-    *("gqa", "d_v", "rank", "poison", "empty"),
-)
+FEATURES = (*_OPTIONS, "gqa", "d_v", "rank", "poison", "empty")
 
 
 def assert_attention_close(
@@ -69,6 +68,7 @@ def assert_attention_close(
     __tracebackhide__ = True
     from refattn.conformance.closeness import explained
 
+    _check_names("assert_attention_close", options, "lse, rows")
     claim = {"dtype": dtype, "model": model, "coherent": coherent, "lse": lse, "rows": rows}
     if message := explained(actual, q, k, v, options, **claim):
         raise AssertionError(message)
@@ -117,9 +117,18 @@ def assert_gradients_close(
     __tracebackhide__ = True
     from refattn.conformance.gradient_closeness import explained
 
+    _check_names("assert_gradients_close", options)
     claim = {"dtype": dtype, "model": model, "coherent": coherent}
     if message := explained(gradients, q, k, v, grad_output, options, **claim):
         raise AssertionError(message)
+
+
+def _check_names(function: str, options: dict[str, Any], more: str = "") -> None:
+    """Raises TypeError for an option that is none; a tolerance is told that the bound is derived."""
+    for name in options.keys() - _OPTIONS:
+        why = "the bound is derived, there is no tolerance to set; " if name in ("atol", "rtol", "tolerance") else ""
+        known = ", ".join((*_OPTIONS, "dtype, model, coherent", *filter(None, [more])))
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {why}expected {known}")
 
 
 def inputs(

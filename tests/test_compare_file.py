@@ -264,6 +264,8 @@ def test_files_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "lacks v" in refusal(saved(tmp_path / "v.npz", {n: x for n, x in tensors.items() if n in "qk"}))
     assert "'score' is no known tensor" in refusal(saved(tmp_path / "score.npz", tensors | {"score": np.ones(1)}))
     assert "expected q (..., H, Lq, d_k)" in refusal(saved(tmp_path / "k.npz", tensors | {"k": np.ones((2, 2), "f4")}))
+    turned = {"q": np.ones((3, 2, 8), "f4"), "k": np.ones((7, 2, 8), "f4"), "v": np.ones((7, 2, 8), "f4")}
+    assert "--layout BSHD" in refusal(saved(tmp_path / "turned.npz", turned | {"output": turned["q"]}))
     assert "M5" in refusal(tmp_path / "whole.npz", "--causal")
     assert "there is no file" in refusal(tmp_path / "none.npz")
 

@@ -306,7 +306,7 @@ def test_axes_taken_for_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     first = most_telling(report)
     assert first.diagnosis is not None
     assert first.diagnosis["sentence"].startswith('matches "axes of heads and tokens exchanged" [A1]')
-    assert "unless --convention names another layout" in " ".join(capsys.readouterr().out.split())
+    assert "swap these axes, or let --convention name the layout" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_first_failure_is_the_plainest_of_its_fault() -> None:

@@ -201,8 +201,10 @@ def test_arguments_are_checked_as_everywhere() -> None:
     output = refattn.attention(Q, K, V)
     with pytest.raises(errors.PositionError):
         assert_attention_close(output, Q, K, V, causal=True)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"assert_attention_close\(\) got .*'is_causal'; expected causal, mask, "):
         assert_attention_close(output, Q, K, V, is_causal=True)
+    with pytest.raises(TypeError, match=r"assert_gradients_close\(\) got .*'rtol'; the bound is derived"):
+        testing.assert_gradients_close({}, Q, K, V, output, rtol=0.1)
     with pytest.raises(errors.ModelError, match=r"model: expected .*fused.*unfused.*'magic' \[refattn N6\]"):
         assert_attention_close(output, Q, K, V, model="magic")
     with pytest.raises(errors.ModelError, match="dtype"):

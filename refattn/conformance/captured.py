@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refattn.arguments import check_call
-from refattn.arrays import Array
+from refattn.arrays import Array, Shape
 from refattn.conformance.case import LAYOUTS, Case, Problem
 from refattn.conformance.exchange.bits import FLOATS, Tensor, tensor_of
 from refattn.conformance.exchange.files import LARGEST, TensorFileError, read_tensors, write_npz
@@ -100,18 +100,22 @@ def check_group(group: Group) -> None:
     """Whether shapes and options go together. Raises TensorFileError."""
     parts = group.parts
     q, k, v = (parts[name].shape for name in REQUIRED)
-    fits = len(q) == len(k) == len(v) >= 2 and q[-1] == k[-1] and k[-2] == v[-2]
-    if fits and len(q) > 2:
-        fits = k[-3] == v[-3] and bool(k[-3]) and q[-3] % k[-3] == 0
-    if not fits:
+    if not _fit(q, k, v):
         expected = "expected q (..., H, Lq, d_k), k (..., Hkv, Lk, d_k), v (..., Hkv, Lk, d_v)"
-        raise group.refused(f"{expected}; {group.called('q')} {q}, k {k}, v {v}")
+        turned = [(*shape[:-3], *shape[-3:-1][::-1], *shape[-1:]) for shape in (q, k, v)]
+        hint = "; tokens before heads are read by refattn compare --layout BSHD" if _fit(*turned) else ""
+        raise group.refused(f"{expected}; {group.called('q')} {q}, k {k}, v {v}{hint}")
     batch = np.broadcast_shapes(*(shape[:-3] for shape in (q, k, v))) if len(q) > 2 else ()
     output = (*batch, *q[-3 if len(q) > 2 else -2 : -1], v[-1])
     if "grad_output" in parts and parts["grad_output"].shape != output:
         got = parts["grad_output"].shape
         raise group.refused(f"{group.called('grad_output')} has shape {got}, expected that of the output, {output}")
     _check_options(group)
+
+
+def _fit(q: Shape, k: Shape, v: Shape) -> bool:
+    fit = len(q) == len(k) == len(v) >= 2 and q[-1] == k[-1] and k[-2] == v[-2]
+    return fit and (len(q) == 2 or (k[-3] == v[-3] and bool(k[-3]) and q[-3] % k[-3] == 0))
 
 
 def problem_of(group: Group, dtype: str | None = None) -> Problem:

@@ -38,7 +38,7 @@ def test_case(case: Any, dtype: str, request: pytest.FixtureRequest) -> None:
     if record.verdict in ("unsupported", "not judgeable"):
         pytest.skip(record.message)
     if record.verdict != "pass":
-        pytest.fail(explain(record), pytrace=False)
+        pytest.fail(explain(record, "Failure"), pytrace=False)
 
 
 _TARGETS: dict[tuple[str, ...], Any] = {}

@@ -120,8 +120,8 @@ def _axes_exchanged() -> Hypothesis:
         return replace(found, output=np.swapaxes(found.output, -2, -3), lse=np.swapaxes(found.lse, -1, -2))
 
     words = (
-        "heads are taken for tokens and tokens for heads: arrays are (..., heads, tokens, width), unless --convention "
-        "names another layout, as flash-attn does"
+        "heads are taken for tokens and tokens for heads: arrays are (..., heads, tokens, width); swap these axes, or "
+        "let --convention name the layout, such as flash-attn's"
     )
     return Hypothesis(
         names=("axes of heads and tokens exchanged",), clauses=("A1",), predict=predict, says=lambda _: words
