@@ -21,13 +21,13 @@ from flint import arb, fmpq
 
 import oracle
 from certify.attend import RefusedError, certify
-from certify.call import Call, Recipe
+from certify.call import Book, Call, Recipe
 from certify.draw import Draw, fits
 from certify.gradients import certify_gradients
 from certify.pairs import slope
 from certify.recipes import BOOKS
 from certify.rounding import exact, midpoints, rounded
-from certify.write import compare, vectors_of
+from certify.write import compare, files, vectors_of
 from refattn import vectors
 from refattn.conformance import plain
 
@@ -189,6 +189,18 @@ def test_the_command_names_what_differs(tmp_path: Path) -> None:
     assert "G.json is missing" in different and "K.json differs" in different
     assert "stray.json is not made by any recipe" in different
     assert not (folder / "G.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "flag", "words"),
+    [("S1", "shiny", "say in schema.json what failing at shiny means"), ("S4", "softcap", "take S4 out of NOT_SHOWN")],
+)
+def test_a_vector_has_its_words(label: str, flag: str, words: str) -> None:
+    """A flag without a sentence, and a clause that is said to be shown by no vector, are refused by name."""
+    book = Book("S")
+    book.recipe(label, flags=(flag,), kinds=(("base", 1),))(lambda draw: Call(**draw.qkv(2, 3)))
+    with pytest.raises(AssertionError, match=words):
+        list(files((vectors.FOLDER / vectors.SCHEMA).read_bytes(), [book]))
 
 
 def test_the_generator_imports_nothing_that_it_judges() -> None:

@@ -129,7 +129,8 @@ def test_the_clause_page_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> No
     """docs/clauses.md is what `refattn clauses --markdown` prints."""
     text = run(capsys, "clauses", "--markdown")
     assert text == markdown()
-    assert text == (ROOT / "docs" / "clauses.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "clauses.md").read_text(encoding="utf-8")
+    assert text == page, "write it anew: refattn clauses --markdown > docs/clauses.md"
 
 
 def test_markdown_escapes_what_markdown_would_read(capsys: pytest.CaptureFixture[str]) -> None:

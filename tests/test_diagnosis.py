@@ -73,7 +73,8 @@ def band(left: int, right: int, size: int = 6) -> Array:
 
 def test_each_fault_has_its_words() -> None:
     """All functions of the catalogue, and no others, are put in words, which every call can fill in."""
-    assert MEANING.keys() == {fault.name for fault in FUNCTIONS}
+    functions = {fault.name for fault in FUNCTIONS}
+    assert MEANING.keys() == functions, "say what each means in refattn/conformance/diagnosis/words.py"
     problem = CASES["masks.causal"].problem("float32", 20)
     assert all("{" not in meaning(name, problem) for name in MEANING)
     for names in SAME:

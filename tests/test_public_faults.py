@@ -182,10 +182,12 @@ def test_a_reported_gradient_is_caught(label: str) -> None:
     assert all("gradient" in record.message for record in failing)
 
 
-def test_every_kind_has_a_fault() -> None:
-    """At least one report of every kind has its fault here."""
-    kinds = {BY_ID[label].kind for label in (*PATCHES, *public_faults.GRADIENTS, *(label for label, _, _ in FUNCTIONS))}
-    assert {report.kind for report in REPORTS} - kinds == set()
+def test_every_report_has_a_fault() -> None:
+    """What each covered report found is here, but for a report on a right kernel that was accused."""
+    shown = {*PATCHES, *public_faults.GRADIENTS, *(label for label, _, _ in FUNCTIONS)}
+    covered = {report.id for report in REPORTS if report.standing == "covered"}
+    assert covered - shown == {"B74"}, "name the fault of each in FUNCTIONS, PATCHES or public_faults.GRADIENTS"
+    assert shown <= {report.id for report in REPORTS}
 
 
 @pytest.mark.parametrize("target", ["planted_faults:correct", "planted_faults:correct_unfused", "numpy"])

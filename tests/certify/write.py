@@ -32,8 +32,13 @@ WIDTHS = {"bfloat16": 4, "float16": 4, "float32": 8, "float64": 16}
 def files(schema: bytes, books: Iterable[Book] = BOOKS) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of every file: one per chapter, then the manifest with the sums of these and of the schema."""
     listed = [_listed(SCHEMA, schema, None)]
+    known = {one["const"] for one in json.loads(schema)["$defs"]["flag"]["oneOf"]}
     for book in books:
         vectors = [vector for recipe in book.recipes for vector in vectors_of(recipe, book.chapter)]
+        for vector in vectors:
+            unknown, shown = {*vector["flags"]} - known, NOT_SHOWN.keys() & vector["clauses"]
+            assert not unknown, f"{vector['name']}: say in {SCHEMA} what failing at {', '.join(unknown)} means"
+            assert not shown, f"{vector['name']}: take {', '.join(shown)} out of NOT_SHOWN"
         lines = ",\n".join(_json(vector) for vector in vectors)
         data = f'{{"chapter":"{book.chapter}","format":{FORMAT},"vectors":[\n{lines}\n]}}\n'.encode()
         name = f"{book.chapter}.json"
