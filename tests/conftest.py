@@ -9,8 +9,8 @@ from hypothesis import Phase, settings
 
 from libraries import LIBRARIES, SLOW, Library, dtypes
 
-# Slow libraries get fewer examples.
-EXAMPLES = {"numpy": 300, "torch": 150, "strict": 100, "cupy": 100, "jax": 10, "dask": 10}
+# Slow libraries get fewer examples, and OTHERS is for those without a number.
+EXAMPLES, OTHERS = {"numpy": 300, "torch": 150, "jax": 10, "dask": 10}, 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "library(*names): the test belongs to these array libraries alone")
-    examples = EXAMPLES[config.getoption("--library")]
+    examples = EXAMPLES.get(config.getoption("--library"), OTHERS)
     # Shrinking a failure takes these many minutes.
     slow = config.getoption("--library") in SLOW
     phases = (Phase.explicit, Phase.generate) if slow else tuple(Phase)

@@ -38,7 +38,7 @@ def test_every_clause_has_a_case() -> None:
     """No clause is without a case, and no case names an unknown clause."""
     tested = {label for case in CASES.values() for label in case.clauses}
     assert tested <= LABELS
-    assert LABELS <= tested, "write a case that names each that is lacking, in refattn/conformance/cases"
+    assert tested >= LABELS, "write a case that names each that is lacking, in refattn/conformance/cases"
 
 
 def test_every_error_names_a_clause() -> None:

@@ -1,8 +1,10 @@
 """Plugins: what is found, what is tried, and how a broken one is named without hiding the others."""
 
+import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libraries import Library
+from libraries import LIBRARIES, Library
 from refattn import attention_vjp, attention_with_lse, golden, registry
 from refattn.backend import CAPABILITIES, Backend
 from refattn.dtypes import COMPUTED
 from refattn.errors import BackendError, PathError
 
-OURS = ("cupy", "dask", "jax", "numpy", "strict", "torch")
+CHECKOUT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
+OURS = tuple(PYPROJECT["project"]["entry-points"]["refattn.backends"])
 
 # A third party's plugin that satisfies the protocol without using refattn's helper class.
 HONEST = """
@@ -82,12 +86,30 @@ def records() -> dict[str, registry.BackendRecord]:
 
 
 def test_our_plugins_are_published() -> None:
-    """The six plugins of the distribution are found by name, and each satisfies the protocol."""
-    assert set(OURS) <= set(registry.names())
+    """The plugins that pyproject.toml publishes are found by name, and each satisfies the protocol."""
+    assert {*OURS} <= {*registry.names()}, "install the package anew, so that its entry points are known"
+    assert len(OURS) >= 6
     for name in OURS:
         plugin = registry.get(name)
         assert isinstance(plugin, Backend)
         assert plugin.name == name
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_plugin_has_its_places(name: str) -> None:
+    """Where its library is installed, tested and banned from the specification is said for each of our plugins."""
+    plugin, project, tools = registry.get(name), PYPROJECT["project"], PYPROJECT["tool"]
+    root = plugin.library.partition(".")[0]
+    assert name in LIBRARIES, f"tests/libraries.py lacks {name}"
+    assert f"\ndef {name}(session" in (CHECKOUT / "noxfile.py").read_text(encoding="utf-8"), f"no session {name}"
+    kinds = (*project["optional-dependencies"].values(), *PYPROJECT["dependency-groups"].values())
+    required = [one for kind in (project["dependencies"], *kinds) for one in kind if isinstance(one, str)]
+    pinned = (CHECKOUT / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-").splitlines()
+    assert any(re.match(rf"{one}\b(?!-)", line) for one in plugin.distributions for line in required), "no extra"
+    assert any(line.startswith(f"{one}==") for one in plugin.distributions for line in pinned), "no constraint"
+    banned = tools["ruff"]["lint"]["flake8-tidy-imports"]["banned-module-level-imports"]
+    (forbidden,) = (one["forbidden_modules"] for one in tools["importlinter"]["contracts"] if "library" in one["name"])
+    assert root in banned and banned == forbidden, f"both lists of array libraries in pyproject.toml must have {root}"
 
 
 def test_an_unknown_name_lists_the_choices() -> None:
