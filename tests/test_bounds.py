@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,8 +164,13 @@ def test_the_weight_of_a_key_that_outweighs_the_others(name: str, dtype: str) ->
 
 
 def test_every_model_has_a_worse_one() -> None:
-    """No named model goes without an implementation that exceeds it."""
-    assert {case.claimed for case in WORSE} == set(MODELS)
+    """No named model goes without an implementation that exceeds it, and a row of docs/bounds.md that describes it."""
+    assert {case.claimed for case in WORSE} == set(MODELS), "add to WORSE an implementation that rounds more"
+    page = (Path(__file__).parents[1] / "docs" / "bounds.md").read_text(encoding="utf-8")
+    described = {
+        name.strip() for names in re.findall(r"^\| ([^|]+) \| `", page, re.MULTILINE) for name in names.split(",")
+    }
+    assert {*MODELS} - described == {"fused"}, "docs/bounds.md lacks its row, with field and meaning"
 
 
 def test_models_are_ordered() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -41,17 +42,18 @@ def test_a_card_is_whole(name: str) -> None:
     card = CARDS[name]
     assert (text, card.target) == (as_text(card.as_dict()), name)
     jsonschema.validate(json.loads(text), schema())
-    assert [(one.name, one.evidence) for one in card.findings] == [(one.name, one.evidence) for one in PROBES]
+    asked, probes = ([(one.name, one.evidence) for one in some] for some in (card.findings, PROBES))
+    assert asked == probes, f"ask anew: nox -s cards -- {name}"
     assert all(one.words for one in card.findings)
 
 
 def test_each_line_was_looked_at_by_hand() -> None:
     """There is a sentence for each question, and a date for each card, of the versions that it is about."""
     looked = Verified.read(FOLDER)
-    assert list(looked.lines) == [one.name for one in PROBES]
-    assert looked.cards.keys() == CARDS.keys()
+    assert list(looked.lines) == [one.name for one in PROBES], "say in verified.toml how each line is looked at"
+    assert looked.cards.keys() == CARDS.keys(), "say in verified.toml when and how each card was looked at"
     for name, card in CARDS.items():
-        assert looked.cards[name]["versions"] == card.versions
+        assert looked.cards[name]["versions"] == card.versions, f"look at {name} in these versions"
         assert set(looked.cards[name]) <= {"date", "versions", "how", "rest"}
 
 
@@ -62,14 +64,18 @@ def test_a_profile_is_a_card() -> None:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A probed card is written, as a profile too where it declares what a result can show, and the page is drawn."""
+    """A probed card is written, as a profile too where it declares what a result can show, and the page is drawn; one
+    that declares nothing any more leaves no old profile."""
     (tmp_path / "verified.toml").write_text('[lines]\n"empty row" = "two queries: NaN."\n[cards]\n', encoding="utf-8")
     (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "jax.json").write_text("an old one", encoding="utf-8")
     made = {"torch": named("empty row is NaN"), "torch-mha": named("causal is ignored")}
     made_cards = {name: probe(target_of(fault, "numpy")) for name, fault in made.items()}
+    made_cards["jax"] = replace(made_cards["torch"], findings=())
     monkeypatch.setattr(command, "probed", made_cards.__getitem__)
     arguments = ["--folder", str(tmp_path), "--profiles", str(tmp_path / "profiles")]
-    assert main(["torch", "torch-mha", *arguments]) == 0
+    assert main(["torch", "torch-mha", "jax", *arguments]) == 0
+    assert not (tmp_path / "profiles" / "jax.json").exists()
     assert "torch: " in capsys.readouterr().out
     assert Card.from_dict(json.loads((tmp_path / "torch.json").read_text(encoding="utf-8"))) == made_cards["torch"]
     assert load(str(tmp_path / "profiles" / "torch.json")).card == made_cards["torch"]

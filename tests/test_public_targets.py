@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,13 +89,26 @@ def test_jax_on_random_problems() -> None:
 
 
 def test_names_and_modules_agree() -> None:
-    """Each name's module and class exist, wherever its libraries do, and each says what it is in a sentence."""
-    for known in NAMES.values():
+    """Each name's module exists, wherever its libraries do, with a class that is made of that name, and each says what
+    it is in a sentence."""
+    for name, known in NAMES.items():
         spec = importlib.util.find_spec(f"refattn.conformance.targets.{known.module}")
         assert spec is not None and spec.origin is not None
         module = importlib.import_module(spec.name)
-        assert callable(getattr(module, known.cls))
+        inspect.signature(getattr(module, known.cls)).bind(name, **known.keywords)
         assert known.says.endswith(".")
+
+
+def test_named_libraries_have_their_places() -> None:
+    """The session of the scoreboard installs each, and the specification may import none."""
+    pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    group = {re.split(r"[>=]", one)[0] for one in pyproject["dependency-groups"]["scoreboard"]}
+    banned = pyproject["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-module-level-imports"]
+    untyped = {one for override in pyproject["tool"]["mypy"]["overrides"] for one in override["module"]}
+    for name, known in NAMES.items():
+        assert {*known.requires.split()} <= group, f"the dependency group scoreboard lacks what {name} requires"
+        assert {*known.imports} <= {*banned}, f"the lists of array libraries in pyproject.toml lack those of {name}"
+        assert {f"{one}.*" for one in known.imports} <= untyped, f"mypy's overrides lack the libraries of {name}"
 
 
 def test_unknown_names_list_close_ones() -> None:

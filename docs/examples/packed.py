@@ -20,11 +20,11 @@ def attend_packed(qkv, causal):
 class PackedTarget(ArrayTarget):
     """attend_packed, of which self-attention with equal widths can be asked, causal or not."""
 
-    name = "packed"
     features = frozenset({"causal"})
 
-    def __init__(self):
+    def __init__(self, name="packed"):
         super().__init__(library_backend("numpy"))
+        self.name = name
 
     def compute(self, problem, q, k, v, again):
         if q.ndim != 4 or not q.shape == k.shape == v.shape or 0 in q.shape:

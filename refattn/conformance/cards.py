@@ -57,9 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         card = probed(name)
         text = as_text(card.as_dict())
         (chosen.folder / f"{name}.json").write_text(text, encoding="utf-8")
-        shown = bool(Profile(name, card).faults)
+        shown, profile = bool(Profile(name, card).faults), chosen.profiles / f"{name}.json"
         if shown:
-            (chosen.profiles / f"{name}.json").write_text(text, encoding="utf-8")
+            profile.write_text(text, encoding="utf-8")
+        else:
+            profile.unlink(missing_ok=True)
         counts = ", ".join(f"{count} {verdict}" for verdict, count in card.counts.items())
         seconds = time.monotonic() - started
         print(f"{name}: {counts}{', and a profile' * shown}, in {seconds:.0f} s", flush=True)

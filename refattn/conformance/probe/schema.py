@@ -1,4 +1,4 @@
-"""The JSON schema of a card, made from the probes; schema.json beside this file is what it gives."""
+"""The JSON schema of a card, made from the probes; schema.json beside this file is what `python -m` prints of it."""
 
 from __future__ import annotations
 
@@ -58,3 +58,7 @@ def schema() -> dict[str, Any]:
 def as_text(data: Any) -> str:
     """JSON as it is written to files: a schema or a card."""
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_text(schema()), end="")

@@ -25,7 +25,7 @@ from refattn.conformance.targets.answer import TargetError as TargetError
 from refattn.conformance.targets.answer import in_words as in_words
 from refattn.conformance.targets.differentiable import Differentiable
 from refattn.conformance.targets.memory import Guarded, guarded, poison, shares_memory
-from refattn.dtypes import dtype_name
+from refattn.dtypes import COMPUTED, dtype_name
 from refattn.errors import NotAnArrayError, RefattnError
 
 # Root module of an array's class -> what people call the library.
@@ -109,10 +109,12 @@ class ArrayTarget(Differentiable):
     # Whether it is called between bands of NaN, on poisoned memory, and for half of the problems once more after a call
     # with other data.
     distrusted = True
+    # The dtypes that it computes in, where its library has more.
+    dtypes: tuple[str, ...] = COMPUTED
 
     def __init__(self, backend: Arrays) -> None:
         self.backend = backend
-        self.dtypes = tuple(backend.dtypes)
+        self.dtypes = tuple(dtype for dtype in backend.dtypes if dtype in self.dtypes)
 
     def versions(self) -> dict[str, str]:
         """The version of the array library."""
