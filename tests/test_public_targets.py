@@ -149,6 +149,13 @@ class OnHost(Rank4Target):
         raise NotImplementedError
 
 
+def test_a_class_may_name_fewer_dtypes() -> None:
+    """What its library has besides, the target refuses."""
+    target = type("Narrow", (OnHost,), {"dtypes": ("float64", "float8")})()
+    assert target.dtypes == ("float64",)
+    assert target.unsupported((), "float32") == "on-host has no float32 here"
+
+
 def problem(q_len: int, k_len: int, **options: Any) -> Problem:
     draw = Draw("float32", np.random.default_rng(0))
     return Problem(**draw.qkv(q_len, k_len), causal=True, **options)
