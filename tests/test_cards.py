@@ -30,7 +30,8 @@ EXPECTED = {
 
 def test_the_page_is_what_the_cards_draw() -> None:
     """README.md is drawn from the cards and verified.toml beside it, and from nothing else."""
-    assert page_of(CARDS, Verified.read(FOLDER)) == (FOLDER / "README.md").read_text(encoding="utf-8")
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert page_of(CARDS, Verified.read(FOLDER)) == page, "draw it anew: python -m refattn.conformance.cards --draw"
     assert CARDS.keys() >= EXPECTED
     assert {path.stem for path in FOLDER.glob("*.json")} == CARDS.keys()
 

@@ -95,7 +95,9 @@ def test_names_and_modules_agree() -> None:
         spec = importlib.util.find_spec(f"refattn.conformance.targets.{known.module}")
         assert spec is not None and spec.origin is not None
         module = importlib.import_module(spec.name)
-        inspect.signature(getattr(module, known.cls)).bind(name, **known.keywords)
+        made_of = inspect.signature(getattr(module, known.cls))
+        assert next(iter(made_of.parameters)) == "name", f"{known.cls} is made with a name, its first argument"
+        made_of.bind(name, **known.keywords)
         assert known.says.endswith(".")
 
 

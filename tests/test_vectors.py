@@ -78,7 +78,10 @@ def test_there_are_many_of_every_kind() -> None:
 def test_every_flag_is_used_and_says_what_failing_means() -> None:
     """The vocabulary of flags is that of the vectors, and each flag has its sentence."""
     meanings = vectors.flags()
-    assert set(meanings) == {flag for vector in VECTORS for flag in vector.flags}
+    used = {flag for vector in VECTORS for flag in vector.flags}
+    assert set(meanings) == used, (
+        f"schema.json has the sentence of each flag in use: it differs in {meanings.keys() ^ used}"
+    )
     assert all("failing" in meaning and meaning.endswith(".") for meaning in meanings.values())
 
 
