@@ -1,11 +1,13 @@
-"""Listings of the guide that need a library which is not there when the book is built."""
+"""Listings of the guide that need a library which is not there when the book is built; and the library of its own."""
 
+import importlib
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from refattn import cli
+from refattn import attention, cli
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
@@ -34,3 +36,14 @@ def test_the_autograd_function_is_judged(fault: str, tmp_path: Path, capsys: pyt
     command = ["check", f"{tmp_path / 'function.py'}:attend", "--library", "torch", "--gradients", "--clauses", "D"]
     assert cli.main([*command, "--quick"]) == bool(fault)
     assert ('match "row sum missing" [D1]' in " ".join(capsys.readouterr().out.split())) == bool(fault)
+
+
+def test_a_library_above_numpy_warns_of_nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unseen products that overflow inside a library which nobody knows raise no warning, and change no bit (N5)."""
+    monkeypatch.syspath_prepend(EXAMPLES / "tiny")
+    tiny = importlib.import_module("tiny")
+    x, mask = np.full((3, 4), 2.0, dtype=np.float32), np.asarray([[True, True, False]])
+    huge = x.copy()
+    huge[2] = 3e38
+    seen, got = (attention(*map(tiny.Array, (x, y, y)), mask=tiny.Array(mask)).inner for y in (x, huge))
+    assert np.array_equal(got, seen)
