@@ -137,6 +137,10 @@ def _window_without_end(self: Any, q_len: int, first: Any = None) -> Seen:
 _ROLLING_SEEN = rolling.RollingKVCache.seen_by
 
 
+# Elsewhere buffers are made anew, and nobody shares them.
+WRITABLE = ("numpy", "torch", "strict", "cupy")
+
+
 def _cache(name: str, clause: str, dtypes: tuple[str, ...], owner: Any, attribute: str, wrong: Any) -> Fault:
     kind = "rope" if "rotated" in name else "NaN leak" if clause == "K4" else "cache drift"
     return Fault(name=name, clause=clause, kind=kind, dtypes=dtypes, patches=(Patch(owner, attribute, wrong),))
@@ -157,13 +161,20 @@ FAULTS = (
         clause="K3",
         kind="",
         dtypes=ONE,
-        libraries=("numpy", "torch", "strict", "cupy"),
+        libraries=WRITABLE,
         patches=(Patch(cache.Cache, "_write", _copied_first),),
     ),
     _cache("counts of an append are ignored", "K3", COMPUTED, contiguous.KVCache, "_appended", _counts_ignored),
     _cache("unused slots are seen", "K4", COMPUTED, contiguous.KVCache, "seen_by", _all_slots),
     _cache("old caches stay usable", "K5", ONE, cache.Cache, "_live", lambda self: self),
-    _cache("forks share their buffers", "K5", ONE, cache.Cache, "_copies", lambda self: (self._k, self._v)),
+    Fault(
+        name="forks share their buffers",
+        clause="K5",
+        kind="cache drift",
+        dtypes=ONE,
+        libraries=WRITABLE,
+        patches=(Patch(cache.Cache, "_copies", lambda self: (self._k, self._v)),),
+    ),
     _cache("append over capacity is clamped", "K6", ONE, contiguous.KVCache, "_appended", _clamped),
     _cache("attend is not causal", "K7", COMPUTED, cached, "attend", _causal_by_request),
     _cache("attend is one position behind", "K7", COMPUTED, cached, "cached_call", _at(lambda start: start - 1)),
