@@ -106,6 +106,53 @@ def wheel(session: nox.Session) -> None:
     session.run("python", "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheel_folder(session)))
 
 
+@nox.session(default=False)
+def dist(session: nox.Session) -> None:
+    """Build what a release consists of, and check it: the sdist, and the wheel that is made from it (1 minute)."""
+    pinned(session, *group("release"))
+    shutil.rmtree(dist_folder(session), ignore_errors=True)
+    from_sdist, from_checkout = dist_folder(session), dist_folder(session) / "checkout"
+    build = ("python", "-m", "build", "--no-isolation", "--outdir")
+    session.run(*build, str(from_sdist))
+    session.run(*build, str(from_checkout), "--wheel")
+    source, built = released(session)
+    if built.read_bytes() != (from_checkout / built.name).read_bytes():
+        session.error("the wheel from the sdist is not that from the checkout, byte for byte")
+    session.run("twine", "check", "--strict", str(source), str(built))
+    session.run("check-wheel-contents", str(built))
+
+
+def dist_folder(session: nox.Session) -> Path:
+    """Return where the session dist puts what it builds."""
+    return (session.cache_dir / "dist").resolve()
+
+
+def released(session: nox.Session) -> tuple[Path, Path]:
+    """Return the sdist and the wheel that the session dist has built."""
+    (source,), (built,) = (dist_folder(session).glob(pattern) for pattern in ("*.tar.gz", "*.whl"))
+    return source, built
+
+
+@nox.session(requires=["dist"], default=False)
+def release(session: nox.Session) -> None:
+    """Judge NumPy with the wheel alone, test the sdist, and find nothing left of either (5 minutes)."""
+    (source, built), elsewhere = released(session), Path(session.create_tmp())
+    pinned(session, str(built))
+    session.run("python", "-m", "pip", "check")
+    with session.chdir(elsewhere):
+        session.run("refattn", "check", "numpy")
+    pinned(session, *group("test"))
+    pytest(session, "--pyargs", "refattn.conformance", "--refattn-target", "numpy", *BOTH_CORES)
+    session.run("python", "-m", "tarfile", "--extract", str(source), str(elsewhere))
+    with session.chdir(elsewhere / source.name.removesuffix(".tar.gz")):
+        # Of the tests, those about what is shipped: files, metadata, examples, the command line, and data.
+        pytest(session, *(f"tests/test_{name}.py" for name in ("packaging", "examples", "cli", "vectors")))
+    session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", "refattn")
+    everywhere = Path(session.virtualenv.location).rglob("refattn*")
+    if left := [str(path) for path in everywhere if elsewhere not in path.parents]:
+        session.error(f"an uninstalled refattn leaves {', '.join(left)}")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, types and who may import whom (25 seconds)."""

@@ -1,12 +1,13 @@
 """What a person gets who installs refattn: the files, the entry points, and an import that costs little."""
 
 import ast
+import contextlib
 import re
 import statistics
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ ROOTS = {"refattn": CHECKOUT / "refattn", "refattn_backends": CHECKOUT / "backen
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LIBRARIES = ("array_api_strict", "cupy", "dask", "jax", "ml_dtypes", "numpy", "torch", "transformers")
 HEAVY = (*LIBRARIES, "hypothesis", "rich")
+# What this project writes itself; anything else, and what was made small by a tool, is somebody else's.
+OURS = {".c", ".css", ".json", ".md", ".mjs", ".py", ".svg", ".toml", ".typed"}
+# Licences under which something that is itself under MIT may ask for a library, as SPDX or classifiers name them.
+FREE = {"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "MIT", "MIT License", "PSF-2.0", "Zlib"}
 
 
 def python(code: str) -> str:
@@ -63,7 +68,7 @@ def test_the_wheel_holds_every_file(installed: Distribution) -> None:
     assert packaged == shipped
     assert {"refattn/py.typed", "refattn_backends/py.typed"} <= packaged
     scripts_and_metadata = {path.split("/")[0] for path in recorded - packaged}
-    assert scripts_and_metadata == {"..", f"refattn-{PROJECT['version']}.dist-info"}
+    assert scripts_and_metadata == {"..", f"refattn-{installed.version}.dist-info"}
 
 
 def test_entry_points(installed: Distribution) -> None:
@@ -83,11 +88,70 @@ def test_the_console_script_runs(installed: Distribution) -> None:
 
 
 def test_versions_agree(installed: Distribution) -> None:
-    """pyproject, the metadata, the package and the changelog's newest heading name one version."""
+    """The package, its metadata and the changelog's newest heading name one version."""
     lines = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
     newest = next(line for line in lines if line.startswith("## "))
-    assert newest.startswith(f"## [{PROJECT['version']}]")
-    assert installed.version == refattn.__version__ == PROJECT["version"]
+    assert newest.startswith(f"## [{refattn.__version__}]")
+    assert installed.version == refattn.__version__
+
+
+def test_the_changelog_names_clauses_that_exist() -> None:
+    """Each label in the changelog is one of the specification."""
+    labels = re.findall(r"\b[A-Z]\d+\b", (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    assert labels
+    assert set(labels) <= {clause.label for clause in refattn.CLAUSES}
+
+
+def test_the_pythons_that_are_named_are_tested(installed: Distribution) -> None:
+    """The metadata name the Pythons from the lowest that is admitted to the last one, each of which a session takes."""
+    text = (CHECKOUT / "noxfile.py").read_text(encoding="utf-8")
+    tested = re.findall(r"3\.\d+", " ".join(re.findall(r"python=(.*)\)", text)))
+    classifiers = installed.metadata.get_all("Classifier", [])
+    assert [name.rpartition(" ")[2] for name in classifiers if ":: 3." in name] == tested
+    assert installed.metadata["Requires-Python"] == f">={tested[0]}"
+
+
+def test_the_licence_is_shipped(installed: Distribution) -> None:
+    """The metadata name the licence as SPDX does, and its text lies among them."""
+    assert installed.metadata["License-Expression"] == "MIT"
+    assert installed.read_text("licenses/LICENSE") == (CHECKOUT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_what_others_made_lies_beside_its_licence() -> None:
+    """All that the packages hold was written here; a folder with fonts or styles of others has their licence too."""
+    theirs = {
+        path
+        for folder in (*ROOTS.values(), CHECKOUT / "docs", CHECKOUT / "tests")
+        for path in folder.rglob("*.*")
+        if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in path.parts[len(folder.parts) :])
+        if path.suffix not in OURS or ".min." in path.name
+    }
+    assert {path.parent.name for path in theirs} == {"katex", "fonts"}
+    assert [path for path in theirs if not (path.parent / "LICENSE").is_file()] == []
+
+
+def test_what_is_installed_with_it_is_free(installed: Distribution) -> None:
+    """All that refattn asks for without an extra, and what that asks for in turn, has a permissive licence."""
+    found = {"refattn": installed}
+    todo = [installed]
+    for one in todo:
+        for requirement in one.requires or ():
+            name = re.split(r"[^\w.-]", requirement)[0]
+            if name not in found and "extra ==" not in requirement:
+                # What a marker leaves out is not there.
+                with contextlib.suppress(PackageNotFoundError):
+                    todo.append(found.setdefault(name, distribution(name)))
+    assert {"numpy", "rich", "markdown-it-py"} <= found.keys()
+    refused = {name: licences(one) - FREE for name, one in found.items()}
+    assert {name: rest for name, rest in refused.items() if rest} == {}
+
+
+def licences(one: Distribution) -> set[str]:
+    """The names of a distribution's licences: of its expression, else of its classifiers, else what it says freely."""
+    said = one.metadata.get_all("Classifier", [])
+    classified = " AND ".join(name.rpartition(":: ")[2] for name in said if name.startswith("License ::"))
+    expression = one.metadata["License-Expression"] or classified or one.metadata["License"] or "none that is named"
+    return set(re.split(" (?:AND|OR) ", re.sub("[()]", "", expression)))
 
 
 @pytest.mark.parametrize("module", ["refattn", "refattn.testing", "refattn.cli", "refattn.conformance.plugin"])
