@@ -226,18 +226,24 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_an_interrupt(tmp_path: Path) -> None:
     """Ctrl-C during a hang ends the run with exit code 130, a valid partial report, and no process left."""
-    path = tmp_path / "out.json"
+    path, reached, kernel = tmp_path / "out.json", tmp_path / "reached", tmp_path / "hanging.py"
+    kernel.write_text(
+        "import pathlib, time\n"
+        "def attend(q, k, v):\n"
+        f"    pathlib.Path({str(reached)!r}).touch()\n"
+        "    while True:\n"
+        "        time.sleep(1)\n"
+    )
     # Where these tests run in the background, what they start would ignore the signal.
     code = "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom refattn import cli\n"
     code += "sys.exit(cli.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "check", "hostile_kernels:hangs", "--quick", "--json", str(path)]
+    command = [sys.executable, "-c", code, "check", f"{kernel}:attend", "--quick", "--json", str(path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as running:
         deadline = time.monotonic() + 60
-        while not psutil.Process(running.pid).children() and time.monotonic() < deadline:
+        while not reached.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         (worker,) = psutil.Process(running.pid).children()
-        time.sleep(2)
         running.send_signal(signal.SIGINT)
         assert running.wait(30) == 130
     assert not worker.is_running()
