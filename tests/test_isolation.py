@@ -168,7 +168,7 @@ def test_built_on_refattn(kernel: str) -> None:
 def test_only_inputs_cross() -> None:
     """Every field of a problem is known to cross or to stay, and what is known or proven stays."""
     names = {field.name for field in dataclasses.fields(Problem)}
-    assert names == {*INPUTS, *KEPT}
+    assert names == {*INPUTS, *KEPT}, "a new field crosses to the worker (INPUTS) or stays with the judge (KEPT)"
     assert {"known", "certified"} <= set(KEPT)
     case = next(case for name, case in CASES.items() if name.startswith("vectors.S"))
     problem = case.problem("float32", 20)
