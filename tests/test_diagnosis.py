@@ -325,7 +325,7 @@ def test_faults_at_edges_do_not_hide_another() -> None:
     def attention(q: Any, k: Any, v: Any, *, causal: bool = False, mask: Any = None, scale: Any = None) -> Any:
         k, v = (np.concatenate([x] * (q.shape[-3] // x.shape[-3]), axis=-3) for x in (k, v))
         scores = q @ np.swapaxes(k, -1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-        shown = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2]) > 0 if causal else True
+        shown = np.tri(q.shape[-2], k.shape[-2], k.shape[-2] - q.shape[-2]) > 0 if causal else True
         scores = np.where(shown if mask is None else shown & mask, scores, -np.inf)
         with np.errstate(invalid="ignore"):
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
