@@ -22,7 +22,10 @@ HEAVY = (*LIBRARIES, "hypothesis", "rich")
 # What this project writes itself; anything else, and what was made small by a tool, is somebody else's.
 OURS = {".c", ".css", ".json", ".md", ".mjs", ".py", ".svg", ".toml", ".typed"}
 # Licences under which something that is itself under MIT may ask for a library, as SPDX or classifiers name them.
-FREE = {"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "MIT", "MIT License", "PSF-2.0", "Zlib"}
+FREE = {
+    *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "MIT", "PSF-2.0", "Zlib"),
+    *("Apache Software License", "BSD License", "MIT License"),
+}
 
 
 def python(code: str) -> str:
