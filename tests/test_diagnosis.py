@@ -343,6 +343,21 @@ def test_faults_at_edges_do_not_hide_another() -> None:
     assert first.diagnosis["sentence"].startswith('matches "heads are interleaved" [G1]')
 
 
+def test_each_kind_of_crash_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel that raises at several places is told of each, with a case for it."""
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        width = q.shape[-1] ** -1
+        return q @ np.swapaxes(k, -1, -2) * width @ v
+
+    asked = ("arrays.no_width", "heads.grouped_query")
+    pairs = [pair for pair in PLAIN if pair[0].name in asked]
+    print_report(run_suite(FunctionTarget("wrong", "numpy", attention), pairs, 20))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "crashed: ValueError at test_diagnosis.py:" in shown
+    assert "1 case, such as heads.grouped_query; ZeroDivisionError at test_diagnosis.py:" in shown
+
+
 def test_only_what_was_tried_is_called_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no time was left to try faults, none is said not to be known."""
     monkeypatch.setattr("refattn.conformance.diagnosis.summary.LIMIT_S", 0.0)

@@ -266,7 +266,8 @@ class _Search:
             )
             rest = [case for case in rest if case not in explained]
             chosen = self._next(rest)
-        return tuple(findings), alike
+        # Those of a report are told in this order, and a failure that several explain is told the first.
+        return tuple(sorted(findings, key=lambda one: -one.explained)), alike
 
     def _next(self, rest: list[Evidence]) -> Hypothesis | None:
         """The fault that explains most of what is left, if it explains two of them, or all."""

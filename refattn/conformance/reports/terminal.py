@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from refattn.clauses import clause
@@ -66,6 +67,7 @@ def print_report(report: Report, labels: frozenset[str] | None = None, command: 
         first = most_telling(report)
         print(f"\n{explain(first)}")
         _print_others(report, first)
+        _print_crashes(report)
         if report.diagnosis:
             likely = "\nmost likely: " if explains_much(report.diagnosis) else "\nin part: "
             for number, sentence in enumerate(report.diagnosis["sentences"]):
@@ -161,6 +163,19 @@ def unsupported_lines(report: Report) -> list[str]:
 def width() -> int:
     """Columns to write in: those of a terminal, at most WIDTH, and WIDTH in a pipe."""
     return max(40, min(WIDTH, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else WIDTH
+
+
+def _print_crashes(report: Report) -> None:
+    """Where the target's own code raised, and how often, unless that is one place."""
+    kinds: dict[str, list[Record]] = {}
+    for record in report.broken:
+        if record.verdict == "crashed" and record.place:
+            kind = f"{record.message.partition(':')[0]} at {Path(record.place).name}"
+            kinds.setdefault(kind, []).append(record)
+    most = sorted(kinds.items(), key=lambda item: -len(item[1]))[:SHOWN]
+    if len(kinds) > 1:
+        told = [f"{kind}: {_cases(len(found))}, such as {found[0].case}" for kind, found in most]
+        print("\n" + _wrapped("; ".join(told), "crashed: "))
 
 
 def _profile(report: Report) -> str:
