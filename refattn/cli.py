@@ -1,15 +1,19 @@
 """The command `refattn`: one module per subcommand in `refattn.commands`, loaded only when it is called.
 
 Exit codes: 0 all is well, 1 a check found something, 2 the command line cannot be carried out. An interrupt
-gives 130 and a reader that went away 141, as shells have it.
+gives 130, a request to end 143 and a reader that went away 141, as shells have it.
 """
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from refattn.errors import RefattnError
 
@@ -27,6 +31,12 @@ COMMANDS = {
     "vectors": "list or export calls with proven results, for any language",
     "reports": "public reports of wrong attention, and the cases that catch them",
 }
+
+# Requests to end that leave time to end in order, as an interrupt does.
+ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+INTERRUPTED = 130
+# Errors of a file that no name comes with: that of standard output.
+WHILE_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 DESCRIPTION = """\
 An executable specification of scaled dot-product attention, and a judge for other implementations of it.
@@ -48,19 +58,32 @@ Exit codes: 0 all is well, 1 a check found something, 2 the command line cannot 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; None takes the process's own arguments."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _tolerate_narrow_encodings()
+    _prepare_streams()
+    with _ended_in_order() as ended:
+        try:
+            code = _run(arguments)
+            sys.stdout.flush()
+        except RefattnError as fault:
+            code = _refused(str(fault), 2)
+        except KeyboardInterrupt:
+            code = _refused("interrupted", INTERRUPTED)
+        except BrokenPipeError:
+            _silence(sys.stdout)
+            code = 141
+        except OSError as fault:
+            nameless = "standard output cannot be written: " if fault.errno in WHILE_WRITING else ""
+            where = nameless if fault.filename is None else f"{fault.filename}: "
+            code = _refused(f"{where}{fault.strerror or fault}", 2)
+            _silence(sys.stdout)
+    return 128 + ended[0] if ended and code == INTERRUPTED else code
+
+
+def _refused(message: str, code: int) -> int:
+    """The exit code, after a sentence on standard error, if that can be written."""
     try:
-        code = _run(arguments)
-        sys.stdout.flush()
-    except RefattnError as fault:
-        print(f"refattn: {fault}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        print("refattn: interrupted", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:
-        _silence_stdout()
-        code = 141
+        print(f"refattn: {message}", file=sys.stderr, flush=True)
+    except OSError:
+        _silence(sys.stderr)
     return code
 
 
@@ -111,14 +134,37 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _tolerate_narrow_encodings() -> None:
-    """A terminal or file that cannot show a character gets a question mark in its place, not a traceback."""
+def _prepare_streams() -> None:
+    """Closed streams lead nowhere; one that cannot show a character gets a question mark in its place, no traceback."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # and its descriptor, too, is no longer free for the next file that is opened
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  # for good
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
-def _silence_stdout() -> None:
-    """Drops what is still to be printed: its reader is gone, and the interpreter would complain at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[list[int]]:
+    """Requests to end interrupt what runs inside, and are listed; whoever ignores or handles them himself may."""
+    ended: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        ended.append(number)
+        raise KeyboardInterrupt
+
+    here = threading.current_thread() is threading.main_thread()
+    taken = [number for number in ENDINGS if here and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield ended
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _silence(stream: Any) -> None:
+    """Drops what is still to be printed: nobody can read it, and the interpreter would complain at exit."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), stream.fileno())

@@ -17,6 +17,7 @@ from typing import Any
 from . import biases, masks
 from .arrays import Array
 from .errors import VectorError
+from .whole_files import write_whole
 
 FOLDER = Path(__file__).parent / "conformance" / "vectors"
 MANIFEST, SCHEMA = "manifest.json", "schema.json"
@@ -174,10 +175,10 @@ def save_npz(vector: Vector, folder: Path) -> None:
     inputs |= {"causal": vector.causal or None, "k_start": None if vector.k_start == 0 else vector.k_start}
     inputs |= {f"rotary_{name}": value for name, value in (vector.rotary or {}).items() if value is not None}
     inputs = {name: np.asarray(x) for name, x in inputs.items() if x is not None}
-    np.savez(folder / f"{vector.name}.npz", **inputs)
+    write_whole(folder / f"{vector.name}.npz", lambda file: np.savez(file, **inputs))
     expected = {"output": vector.output, "lse": vector.lse, "weights": vector.weights}
     expected |= {f"gradient_{name}": x for name, x in vector.gradients.items()}
-    np.savez(folder / f"{vector.name}.expected.npz", **expected)
+    write_whole(folder / f"{vector.name}.expected.npz", lambda file: np.savez(file, **expected))
 
 
 def mask_of(data: dict[str, Any], array: Convert = lambda host: host) -> Any:

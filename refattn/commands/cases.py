@@ -2,10 +2,9 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from refattn.commands.check import in_dtypes
+from refattn.commands.check import in_dtypes, in_path
 from refattn.commands.clauses import labels_in
 from refattn.commands.output import print_json, print_table
 from refattn.conformance.records import DEFAULT_SEED
@@ -45,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("names", metavar="NAME", nargs="*", help="only these: masks.causal, or 'masks.*'")
     listing.add_argument("--json", action="store_true", help="print a JSON list instead")
     export = actions.add_parser("export", help="write inputs for other programs")
-    export.add_argument("folder", metavar="DIR", type=Path, help="where the files go; must be new or empty")
+    export.add_argument("folder", metavar="DIR", type=in_path, help="where the files go; must be new or empty")
     export.add_argument("--format", choices=FORMATS, default="raw", help="of the tensors (%(default)s)")
     for action in (listing, export):
         action.add_argument(
@@ -120,7 +119,7 @@ def _export(args: argparse.Namespace) -> int:
     except TensorFileError as fault:
         return _refused(str(fault))
     except OSError as fault:
-        return _refused(f"{args.folder} cannot be written: {fault.strerror or fault}")
+        return _refused(f"{fault.filename or args.folder} cannot be written: {fault.strerror or fault}")
     if not found:
         return _refused("no case is of these clauses and dtypes, and needs no more than these features")
     names = "grad_q, grad_k, grad_v" if args.gradients else "output"

@@ -69,12 +69,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--case", metavar="NAME,...", help="only these cases, each shown in full: masks.causal, or masks.window*"
     )
     parser.add_argument(
-        "--save-inputs", metavar="FILE.npz", help="write inputs and visible pairs of --case to FILE.npz"
+        "--save-inputs",
+        metavar="FILE.npz",
+        type=in_path,
+        help="write inputs and visible pairs of --case to FILE.npz",
     )
     parser.add_argument(
         "--save-failures",
         metavar="DIR",
-        type=Path,
+        type=in_path,
         help="write each failing case, and a script that repeats it, to DIR",
     )
     parser.add_argument("--seed", metavar="N", type=int, default=DEFAULT_SEED, help="data of the cases (%(default)s)")
@@ -100,6 +103,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs",
         metavar="FILE",
+        type=in_path,
         help="captured tensors (.npz or .safetensors) q, k, v [mask, bias, scale, softcap, sinks, causal, q_start, "
         "k_start; grad_output with --gradients] as extra cases, in the dtype in which they were stored (--dtype adds "
         "others)",
@@ -163,7 +167,7 @@ def _judged(
     from refattn.conformance.exchange.files import TensorFileError
     from refattn.conformance.exchange.replay import Remembering
     from refattn.conformance.profiles import Declared, ProfileError, load
-    from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, write_all
+    from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, faults_of, write_all
     from refattn.conformance.reports.terminal import print_cases, print_report, progress
     from refattn.conformance.runner import run_suite
 
@@ -173,50 +177,49 @@ def _judged(
         if args.save_inputs:
             found = [(case, dtype) for case, dtype in pairs if case.build is not None]
             problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
-            save_inputs(Path(args.save_inputs), problems)
-    except (TensorFileError, ProfileError, _UsageError) as fault:
+            with faults_of("--save-inputs", str(args.save_inputs)):
+                save_inputs(args.save_inputs, problems)
+    except (TensorFileError, ProfileError, ReportError, _UsageError) as fault:
         return _refused(str(fault))
-    except OSError as fault:
-        return _refused(f"--save-inputs: {fault}")
     reserved = STANDARD_OUTPUT in places.values()
     imported = tuple(f"while it was imported it {note}" for note in notes)
     # What the target prints with --case would run into a progress bar.
     bar: Any = contextlib.nullcontext(lambda record: None) if args.case else progress(len(pairs))
     remembering = Remembering(target)
+    unwritten: list[str] = []
     with bar as advance:
 
         def judged(record: Any) -> None:
-            if args.save_failures:
-                remembering.save(args.save_failures, record, name, args.library, args.convention, args.gradients)
+            if args.save_failures and not unwritten:
+                try:
+                    remembering.save(args.save_failures, record, name, args.library, args.convention, args.gradients)
+                except OSError as fault:  # one that cannot be kept is no reason to lose the verdicts
+                    unwritten.append(f"--save-failures: {fault.filename} cannot be written: {fault.strerror or fault}")
             advance(record)
 
-        try:
-            report = run_suite(
-                remembering,
-                pairs,
-                args.seed,
-                fail_fast=args.fail_fast,
-                advance=judged,
-                capture=capture,
-                notes=imported,
-                declared=declared,
-            )
-        except OSError as fault:
-            return _refused(f"--save-failures: {fault}")
+        report = run_suite(
+            remembering,
+            pairs,
+            args.seed,
+            fail_fast=args.fail_fast,
+            advance=judged,
+            capture=capture,
+            notes=imported,
+            declared=declared,
+        )
     causal = any(record.verdict == "pass" and "causal" in record.needs for record in report.records)
     if causal and report.complete and report.lacking["q_start"] and not args.case:
         report = dataclasses.replace(report, alignment=reading_of(target, args.seed))
-    unwritten = ""
     try:
         write_all(report, places, _command(args, name))
     except ReportError as fault:
-        unwritten = str(fault)
+        unwritten.append(str(fault))
     if not reserved and args.case:
         print_cases(report)
     elif not reserved:
         print_report(report, args.clauses, _command(args, name))
     if unwritten:
-        return _refused(unwritten)
+        return _refused("; ".join(unwritten))
     if not report.complete:
         return INTERRUPTED
     return 0 if report.conforms else 1
@@ -244,6 +247,8 @@ def _check_usage(args: argparse.Namespace, name: str | None) -> None:
         raise _UsageError("--only-inputs needs --inputs FILE.npz")
     if args.save_inputs and not args.case:
         raise _UsageError("--save-inputs needs --case NAME")
+    if args.save_inputs and args.save_inputs.suffix != ".npz":
+        raise _UsageError(f"--save-inputs: expected the name of a file .npz; got {args.save_inputs}")
 
 
 def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
@@ -255,7 +260,7 @@ def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
     from refattn.conformance.targets.find import is_own
 
     gradients = args.gradients is not None or is_own(args.target or args.stray)
-    dumps = captured_cases(Path(args.inputs), gradients) if args.inputs else []
+    dumps = captured_cases(args.inputs, gradients) if args.inputs else []
     dtypes = args.dtype or (("float32",) if args.quick else COMPUTED)
     pairs = [] if args.only_inputs else chosen_pairs(all_cases(), args.clauses, dtypes)
     pairs += [pair for dump in dumps for pair in chosen_pairs([dump], None, (dump.own_dtype, *(args.dtype or ())))]
@@ -285,6 +290,13 @@ class _Clauses(argparse.Action):
 def _is_label(text: str) -> bool:
     known = {*CHAPTERS, *(clause.label for clause in CLAUSES)}
     return all(word.upper() in known for word in text.replace(",", " ").split())
+
+
+def in_path(text: str) -> Path:
+    """The path of a file or folder, for argparse; an empty word, as of a variable that is not set, is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path; got nothing")
+    return Path(text)
 
 
 def in_dtypes(text: str) -> tuple[str, ...]:

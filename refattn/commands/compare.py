@@ -3,10 +3,9 @@
 import argparse
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
-from refattn.commands.check import add_reports, places_of
+from refattn.commands.check import add_reports, in_path, places_of
 from refattn.dtypes import dtype_in
 
 DESCRIPTION = """\
@@ -40,7 +39,7 @@ OF_FILES = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn compare`."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("path", metavar="DIR|FILE", type=Path, help="a folder of cases, or a file of tensors")
+    parser.add_argument("path", metavar="DIR|FILE", type=in_path, help="a folder of cases, or a file of tensors")
     add_reports(parser)
     parser.add_argument("--case", metavar="NAME,...", help="only these cases of DIR, each shown in full; * is any")
     files = parser.add_argument_group("of files, where they do not say it themselves")

@@ -2,8 +2,9 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
+
+from refattn.commands.check import in_path
 
 DESCRIPTION = """\
 Draws the attention weights of one head of your own tensors, or which query sees which key under simple masks. The
@@ -23,7 +24,9 @@ Of more than 64 queries or keys, a cell stands for a block of them.
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `refattn plot`, its description and its examples."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("file", metavar="FILE.npz", nargs="?", help="captured tensors; without it a mask is drawn")
+    parser.add_argument(
+        "file", metavar="FILE.npz", nargs="?", type=in_path, help="captured tensors; without it a mask is drawn"
+    )
     parser.add_argument("--svg", metavar="FILE", required=True, help="the picture, - for standard output")
     parser.add_argument("--name", metavar="NAME", help="which tensors of the file: NAME.q, NAME.k, NAME.v")
     parser.add_argument("--head", metavar="N", type=int, default=0, help="the query head (%(default)s)")
@@ -79,7 +82,7 @@ def _of_weights(args: argparse.Namespace) -> str:
 
     if args.q_len is not None or args.k_len is not None:
         raise _UsageError(f"--q-len and --k-len are for a mask alone; {args.file} has lengths of its own")
-    found = {case.name.removeprefix(CAPTURED): case for case in captured_cases(Path(args.file))}
+    found = {case.name.removeprefix(CAPTURED): case for case in captured_cases(args.file)}
     if args.name is None and len(found) > 1:
         raise _UsageError(f"{args.file} holds several calls; choose by --name out of {', '.join(found)}")
     name = next(iter(found)) if args.name is None else args.name

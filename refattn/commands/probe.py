@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from refattn.commands import process
@@ -65,22 +64,20 @@ def run(args: argparse.Namespace) -> int:
     from refattn.conformance.probe.card import Card
     from refattn.conformance.probe.schema import as_text
     from refattn.conformance.probe.table import print_card
+    from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, check_places, write_text
     from refattn.conformance.targets import TargetError
 
+    given = {"--json": args.json, "--save-profile": args.save_profile}
+    places = {option: where for option, where in given.items() if where is not None}
     try:
+        check_places(places)
         card = _card(args, args.target)
         other: Card | None = _other(args) if args.against else None
-    except TargetError as fault:
+        for option, where in places.items():
+            write_text(option, where, as_text(card.as_dict()))
+    except (TargetError, ReportError) as fault:
         return _refused(str(fault))
-    for where in (args.json, args.save_profile):
-        if where == "-":
-            sys.stdout.write(as_text(card.as_dict()))
-        elif where:
-            try:
-                Path(where).write_text(as_text(card.as_dict()), encoding="utf-8")
-            except OSError as fault:
-                return _refused(str(fault))
-    if "-" in (args.json, args.save_profile):
+    if STANDARD_OUTPUT in places.values():
         return 0
     if other is None:
         print_card(card)

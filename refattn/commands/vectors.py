@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 from refattn import vectors
-from refattn.commands.check import in_dtype
+from refattn.commands.check import in_dtype, in_path
 from refattn.commands.clauses import labels_in
 from refattn.commands.output import print_json, print_table
 from refattn.vectors import Vector
+from refattn.whole_files import write_whole
 
 DESCRIPTION = """\
 Certified vectors are calls of attention whose outputs, log-sum-exps and weights are proven: each is the real
@@ -37,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="print what there is")
     exporting = actions.add_parser("export", help="write files for other programs")
-    exporting.add_argument("folder", metavar="DIR", type=Path, help="where the files go; made if it is not there")
+    exporting.add_argument("folder", metavar="DIR", type=in_path, help="where the files go; made if it is not there")
     exporting.add_argument("--format", choices=FORMATS, default="json", help="of the files (%(default)s)")
     listing.add_argument("--json", action="store_true", help="print a JSON list instead")
     for action in (listing, exporting):
@@ -67,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
         for vector in found:
             _write(vector, args.folder, args.format)
         if args.format == "json":
-            (args.folder / vectors.SCHEMA).write_bytes((vectors.FOLDER / vectors.SCHEMA).read_bytes())
+            write_whole(args.folder / vectors.SCHEMA, (vectors.FOLDER / vectors.SCHEMA).read_bytes())
     except OSError as fault:
-        return _refused(f"{args.folder} cannot be written: {fault.strerror or fault}")
+        return _refused(f"{fault.filename or args.folder} cannot be written: {fault.strerror or fault}")
     print(f"{len(found)} vectors written to {args.folder}")
     return 0
 
@@ -92,7 +93,7 @@ def _write(vector: Vector, folder: Path, form: str) -> None:
     else:
         alone = {"chapter": vector.chapter, "format": vectors.FORMAT, "vectors": [vector.raw]}
         text = json.dumps(alone, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        (folder / f"{vector.name}.json").write_text(text + "\n", encoding="utf-8", newline="\n")
+        write_whole(folder / f"{vector.name}.json", f"{text}\n".encode())
 
 
 def _refused(message: str) -> int:

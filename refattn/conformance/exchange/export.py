@@ -7,7 +7,9 @@ each tensor.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from refattn.conformance.gradients import FILED
 from refattn.conformance.records import DEFAULT_SEED
 from refattn.conformance.runner import chosen_pairs
 from refattn.dtypes import COMPUTED
+from refattn.whole_files import write_whole
 
 SCHEMA = "refattn.cases/1"
 FORMATS = ("raw", "npz", "safetensors")
@@ -149,16 +152,24 @@ def export(
     """Writes the cases of a selection into a folder, which must be new or empty. Raises TensorFileError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TensorFileError(f"{folder} is not an empty folder, and what lies there could be taken for results")
-    found = list(exported(selection))
-    for one in found:
-        place = folder / one.folder
-        place.mkdir(parents=True)
-        (place / DESCRIPTION).write_text(in_lines(one.description()), encoding="utf-8", newline="\n")
-        write_inputs(place, one.tensors, selection.format)
-        advance(one)
-    if found:
-        text = json.dumps(manifest(selection, found), indent=1, ensure_ascii=False)
-        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8", newline="\n")
+    new, found = not folder.exists(), list(exported(selection))
+    try:
+        for one in found:
+            place = folder / one.folder
+            place.mkdir(parents=True)
+            write_whole(place / DESCRIPTION, in_lines(one.description()).encode())
+            write_inputs(place, one.tensors, selection.format)
+            advance(one)
+        if found:
+            text = json.dumps(manifest(selection, found), indent=1, ensure_ascii=False)
+            write_whole(folder / MANIFEST, f"{text}\n".encode())
+    except BaseException:  # some of the cases are none, and would be in the way of the next attempt
+        for one in found:
+            shutil.rmtree(folder / one.folder, ignore_errors=True)
+        if new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
     return found
 
 
@@ -200,7 +211,7 @@ def write_inputs(folder: Path, tensors: dict[str, Tensor], form: str) -> None:
         write_safetensors(folder / f"{INPUTS}.safetensors", tensors)
     else:
         for name, tensor in tensors.items():
-            (folder / f"{name}.bin").write_bytes(tensor.data())
+            write_whole(folder / f"{name}.bin", tensor.data())
 
 
 def _tensors(problem: Problem) -> dict[str, Tensor]:

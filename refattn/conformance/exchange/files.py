@@ -15,6 +15,7 @@ import numpy as np
 from refattn.arrays import Array
 from refattn.conformance.exchange.bits import DTYPES, PATTERNS, Tensor
 from refattn.dtypes import dtype_name
+from refattn.whole_files import write_whole
 
 # What a file may come to in memory, unless the user says otherwise, and how many tensors it may hold.
 LARGEST, MOST = 4 << 30, 100_000
@@ -62,9 +63,9 @@ def read_raw(path: Path, shape: tuple[int, ...], dtype: str) -> Tensor:
 
 
 def write_npz(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """An .npz file; bfloat16 as its bit patterns in uint16."""
+    """An .npz file; bfloat16 as its bit patterns in uint16. Raises OSError."""
     named: Any = {name: tensor.stored for name, tensor in tensors.items()}
-    np.savez(path, **named)
+    write_whole(path, lambda file: np.savez(file, **named))
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -80,7 +81,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         )
         for name, tensor in tensors.items()
     }
-    path.write_bytes(bytes(library.serialize(specs)))
+    write_whole(path, bytes(library.serialize(specs)))
 
 
 def _read_npz(path: Path, largest: int) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from refattn.conformance.exchange.words import options_of
 from refattn.conformance.gradients import FILED, golden_gradients_of
 from refattn.conformance.judge import Result, golden_of, judge, widest_model
 from refattn.conformance.records import BROKEN, Record
+from refattn.whole_files import write_whole
 
 OPTIONS = ("library", "convention", "gradients")
 SCRIPT = """\
@@ -143,4 +144,4 @@ def save_failure(folder: Path, name: str, problem: Problem, result: Result | Non
     script = (SCRIPT if problem.grad_output is None else OF_GRADIENTS).format(
         name=name, how=", ".join([repr(target), *given, f"folder={str(Path.cwd())!r}"])
     )
-    (folder / f"{name}.py").write_text(script, encoding="utf-8", newline="\n")
+    write_whole(folder / f"{name}.py", script.encode())

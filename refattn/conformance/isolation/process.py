@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ MAIN = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from refattn.conformance.isolation.worker import main
-main(int(sys.argv[2]), int(sys.argv[3]))
+main(*map(int, sys.argv[2:]))
 """
 
 
@@ -58,9 +59,10 @@ class Worker:
         os.set_blocking(reading, False)
         path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
         fds, started = (theirs.fileno(), self._trace.fileno()), time.time()
+        lasting = threading.current_thread() is threading.main_thread()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", MAIN, path, *map(str, fds)],
+                [sys.executable, "-P", "-c", MAIN, path, *map(str, (*fds, int(lasting)))],
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 pass_fds=fds,

@@ -32,13 +32,14 @@ from refattn.conformance.targets import TargetError, find_target
 GRACE = 30
 # Warnings of one call that are passed on, and characters of a text.
 WARNINGS, CHARACTERS = 20, 10_000
-# Linux: processes whose parent has ended belong to this one, so that the judge finds them.
-_ADOPT = 36
+# Linux: processes whose parent has ended belong to this one, so that the judge finds them; and when the thread that
+# started this process ends, so does it, deep in a call or not.
+_ADOPT, _FOLLOW = 36, 1
 
 
-def main(channel_number: int, trace_number: int) -> None:
-    """Answers requests until there are no more."""
-    _prepare(trace_number)
+def main(channel_number: int, trace_number: int, follows: bool) -> None:
+    """Answers requests until there are no more; follows says whether the judge's thread ends with its process."""
+    _prepare(trace_number, follows)
     channel = socket.socket(fileno=channel_number)
     channel.set_inheritable(False)
     service = _Service()
@@ -47,7 +48,10 @@ def main(channel_number: int, trace_number: int) -> None:
         answer, arrays = service.answer(message)
         signal.alarm(0)
         flush()
-        channel.sendall(encoded(answer | {"number": message.header["number"]}, arrays))
+        try:
+            channel.sendall(encoded(answer | {"number": message.header["number"]}, arrays))
+        except ConnectionError:  # nobody waits for it any more
+            return
 
 
 class _Service:
@@ -100,7 +104,7 @@ class _Service:
         return {}, {}
 
 
-def _prepare(trace_number: int) -> None:
+def _prepare(trace_number: int, follows: bool) -> None:
     """A traceback where the process dies, no core dumps, prints that survive, and first in line when memory ends."""
     # What the first array makes Python load would count as time of the first call.
     library_of(np.zeros(0), "x")
@@ -109,6 +113,8 @@ def _prepare(trace_number: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux" and C_LIBRARY is not None:
         C_LIBRARY.prctl(_ADOPT, 1, 0, 0, 0)
+        if follows:
+            C_LIBRARY.prctl(_FOLLOW, signal.SIGKILL, 0, 0, 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if hasattr(sys.stdout, "reconfigure"):

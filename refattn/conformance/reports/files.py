@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from refattn.conformance.records import Report
 from refattn.conformance.reports.junit import junit_text
 from refattn.conformance.reports.page import page_text
+from refattn.whole_files import check_writable, write_whole
 
 STANDARD_OUTPUT = "-"
 
@@ -37,13 +37,17 @@ def check_places(places: dict[str, str]) -> None:
     """Raises ReportError for a place, by its option, that could not be written now, or that two options name."""
     found: dict[Path | str, str] = {}
     for option, where in places.items():
+        if not where:
+            raise ReportError(f"{option}: expected the name of a file, or -; got nothing")
+        if where == STANDARD_OUTPUT and sys.__stdout__ is None:
+            raise ReportError(f"{option}: standard output is closed")
         place: Path | str = where if where == STANDARD_OUTPUT else Path(where).resolve()
         if place in found:
             raise ReportError(f"{found[place]} and {option} name one place, {where}; give each its own")
         found[place] = option
         if isinstance(place, Path):
-            with _faults_of(option, where):
-                _check(place)
+            with faults_of(option, where):
+                check_writable(place)
 
 
 def write_all(report: Report, places: dict[str, str], command: str) -> None:
@@ -61,58 +65,21 @@ def write_all(report: Report, places: dict[str, str], command: str) -> None:
 
 def write_text(option: str, where: str, text: str) -> None:
     """Writes text to a place, - being standard output. Raises ReportError."""
-    with _faults_of(option, where):
+    with faults_of(option, where):
         if where == STANDARD_OUTPUT:
             sys.stdout.write(text)
         else:
-            _write_whole(Path(where).resolve(), text)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a file beside, then puts it in the place of path, so that no reader ever sees half of it.
-
-    What is no ordinary file, such as a pipe, is written to directly. Raises OSError, and then leaves path as it was.
-    """
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    beside = _beside(path)
-    try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-
-
-def _check(path: Path) -> None:
-    if path.is_dir():
-        raise IsADirectoryError("it is a folder; name a file in it")
-    if path.exists() and not os.access(path, os.W_OK):
-        raise PermissionError("it may not be written to")
-    if path.exists() and not path.is_file():
-        return
-    beside = _beside(path)
-    try:
-        beside.touch()
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
+            write_whole(Path(where), text.encode(), synced=True)
 
 
 @contextlib.contextmanager
-def _faults_of(option: str, where: str) -> Iterator[None]:
+def faults_of(option: str, where: str) -> Iterator[None]:
+    """Makes a ReportError of what hinders the writing at a place that an option names."""
     try:
         yield
     except BrokenPipeError:  # the reader went away: the command line knows what that means
         raise
     except (OSError, ValueError) as fault:
         reason = getattr(fault, "strerror", None) or str(fault)
-        raise ReportError(f"{option}: {where} cannot be written: {reason}") from fault
+        place = "standard output" if where == STANDARD_OUTPUT else where
+        raise ReportError(f"{option}: {place} cannot be written: {reason}") from fault
