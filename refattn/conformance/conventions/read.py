@@ -54,7 +54,7 @@ def parse_convention(text: str, name: str, file: str) -> Convention:
     """The convention that a text describes. Raises ConventionError, which names the file."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
+    except (ValueError, RecursionError) as fault:  # numbers and nesting beyond Python's limits included
         raise ConventionError(f"{file}: expected TOML, got an error: {fault}") from fault
     convention = _build(Convention, table, file, "", {"name": name})
     assert isinstance(convention, Convention)

@@ -58,13 +58,16 @@ def load(name: str) -> Profile:
         raise ProfileError(f"no profile {name!r}{guess} There are {', '.join(names())}, and files that end in .json")
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise ProfileError(f"{path.name}: expected a card of at most {LARGEST_FILE} bytes")
-        card = Card.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        with path.open("rb") as file:
+            text = file.read(LARGEST_FILE + 1)
     except OSError as fault:
         raise ProfileError(f"{path.name}: {fault.strerror or fault}") from fault
-    except (json.JSONDecodeError, UnicodeDecodeError) as fault:
-        raise ProfileError(f"{path.name} is no JSON: {fault}") from fault
+    if len(text) > LARGEST_FILE:
+        raise ProfileError(f"{path.name}: expected a card of at most {LARGEST_FILE} bytes")
+    try:
+        card = Card.from_dict(json.loads(text))
     except CardError as fault:
         raise ProfileError(f"{path.name}: {fault}") from fault
+    except (ValueError, RecursionError) as fault:  # numbers and nesting beyond Python's limits included
+        raise ProfileError(f"{path.name} is no JSON: {fault}") from fault
     return Profile(path.stem, card)
