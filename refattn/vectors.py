@@ -260,6 +260,8 @@ def _vectors_in(file: str, data: bytes) -> Iterator[Vector]:
     _keys(file, chapter, ("chapter", "format", "vectors"))
     if chapter["format"] != FORMAT:
         raise VectorError(file, f"format {FORMAT}, which this version reads", repr(chapter["format"]))
+    if not isinstance(chapter["vectors"], list):
+        raise VectorError(file, "a list of vectors", type(chapter["vectors"]).__name__)
     for place, raw in enumerate(chapter["vectors"]):
         _keys(f"{file}, vector {place}", raw, REQUIRED, OPTIONAL)
         try:
@@ -279,9 +281,9 @@ def _vector(raw: dict[str, Any]) -> Vector:
     return Vector(
         name=raw["name"],
         says=raw["says"],
-        clauses=tuple(raw["clauses"]),
-        flags=tuple(raw["flags"]),
-        dtypes=tuple(raw["dtypes"]),
+        clauses=_texts(raw, "clauses"),
+        flags=_texts(raw, "flags"),
+        dtypes=_texts(raw, "dtypes"),
         q=floats(raw["q"]),
         k=floats(raw["k"]),
         v=floats(raw["v"]),
@@ -307,6 +309,16 @@ def _vector(raw: dict[str, Any]) -> Vector:
         cache=raw.get("cache"),
         raw=raw,
     )
+
+
+def _texts(raw: dict[str, Any], key: str) -> tuple[str, ...]:
+    """A list of texts; only of flags may there be none."""
+    found = raw[key]
+    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
+        raise VectorError(key, "a list of texts", repr(found))
+    if not found and key != "flags":
+        raise VectorError(key, "at least one", "none")
+    return tuple(found)
 
 
 def _part(raw: dict[str, Any]) -> Part:

@@ -340,6 +340,8 @@ def test_what_has_no_words_is_lacking() -> None:
         ("off = {", "off = { bias = 1, ", "off: expected options that the convention has, not 'bias', got {"),
         ('layout = "SBHD"', 'layout = "THD"', "packed: expected a table if the layout is THD"),
         ("grouped = true", 'dtypes = ["float8"]', "dtypes: expected bfloat16"),
+        ("grouped = true", "grouped = " + "1" * 5000, "expected TOML, got an error: Exceeds the limit"),
+        ("grouped = true", "grouped = " + "[" * 10_000, "expected TOML, got an error: maximum recursion depth"),
     ],
 )  # fmt: skip
 def test_malformed_files_are_refused(old: str, new: str, words: str, own_file: Path) -> None:

@@ -186,6 +186,8 @@ def test_torch_conforms_to_its_profile() -> None:
         ("[]", "the card: expected an object; got list"),
         ('{"format": 1, "surprise": 2}', "'surprise' is unknown"),
         ("\xff", "is no JSON"),
+        ('{"format": ' + "1" * 5000 + "}", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         (" " * 2_000_000, "expected a card of at most"),
         (None, "No such file"),
     ],

@@ -311,6 +311,9 @@ def test_a_file_that_is_not_the_one_made_is_refused_by_name(folder: Path, name: 
         (b'"shape":[', b'"shape":[999999999999,', ("numbers",)),
         (b'"options":{"', b'"options":{"dropout":0,"', ("dropout",)),
         (b'"vectors":[', b'"vectors":[[],', ("object",)),
+        (b'"vectors":[', b'"vectors":7,"x":[', ("no keys but",)),
+        (b'"clauses":[', b'"clauses":[true,', ("clauses", "a list of texts")),
+        (b'"dtypes":[', b'"dtypes":[[],', ("dtypes", "a list of texts")),
         (b"}\n", b"", ("JSON",)),
     ],
 )
@@ -321,6 +324,12 @@ def test_a_file_of_another_form_is_refused(folder: Path, before: bytes, after: b
     at = data.rindex(before) if before == b"}\n" else data.index(before)
     resealed(folder, "S.json", data[:at] + after + data[at + len(before) :])
     refused(folder, "S.json", *words)
+
+
+def test_a_file_without_vectors_is_refused(folder: Path) -> None:
+    """Another thing in their place is refused too."""
+    resealed(folder, "S.json", b'{"chapter": "S", "format": 1, "vectors": null}')
+    refused(folder, "S.json", "a list of vectors", "NoneType")
 
 
 @pytest.mark.parametrize(
