@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 import refattn
 from refattn import cli
 from refattn.arrays import Array
+from refattn.conformance.captured import check_group, read_groups
 from refattn.conformance.case import Problem
 from refattn.conformance.exchange.bits import Tensor, tensor_of
+from refattn.conformance.exchange.files import TensorFileError
 from refattn.conformance.judge import golden_of
 from refattn.conformance.plain import rounded
 
@@ -220,6 +222,34 @@ def test_the_model_is_a_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert compare(path, "--case", "x") == 2
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_damaged_files(suffix: str, tmp_path: Path) -> None:
+    """Bytes that are turned, cut out or cut off give the tensors of some file, or one sentence, and nothing else."""
+    rng, path = np.random.default_rng(0), saved(tmp_path / f"dump{suffix}", call())
+    whole, sentences = path.read_bytes(), []
+    for _ in range(300):
+        data = bytearray(whole)
+        for place in rng.integers(0, len(data), rng.integers(1, 4)):
+            place = int(place % rng.choice([64, 400, len(data)]))
+            kind = rng.integers(4)
+            if kind == 0:
+                data[place] ^= 1 << int(rng.integers(8))
+            elif kind == 1:
+                data[place : place + 8] = rng.bytes(8)
+            elif kind == 2:
+                del data[place : place + 8]
+            else:
+                data[place : place + 8] = b"\xff" * 8
+        path.write_bytes(data)
+        try:
+            for group in read_groups(path):
+                check_group(group)
+        except TensorFileError as fault:
+            sentences.append(str(fault))
+    assert len(sentences) > 100
+    assert all("\n" not in sentence and len(sentence) < 1000 for sentence in sentences)
+
+
 def test_files_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bombs, lies, pickles, damage and what does not fit give one sentence and exit code 2."""
     tensors = call()
@@ -248,6 +278,11 @@ def test_files_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "cannot be read" in refusal(archive("call.npz", q=npy("exit(3)")))
     assert "pickled objects, which are never loaded" in refusal(archive("o.npz", q=npy("(1,)", b"cos\nx", "'|O'")))
     assert "cannot be read" in refusal(archive("junk.npz", q=b"junk"))
+    assert "has a header that is none" in refusal(archive("open.npz", q=npy("(1,")))
+    assert "is no name" in refusal(archive("names.npz", **{"\x1b[2J\n.q": npy("()", bytes(4))}))
+    with zipfile.ZipFile(tmp_path / "other.npz", "w", zipfile.ZIP_BZIP2) as file:  # 2 kB may come to 2 GB
+        file.writestr("q.npy", npy("(10000,)", bytes(40_000)))
+    assert "'q' is compressed as NumPy does not" in refusal(tmp_path / "other.npz")
     assert "dtype complex64, expected one of" in refusal(saved(tmp_path / "c.npz", {"q": np.ones(1, "c8")}))
     whole = saved(tmp_path / "whole.npz", tensors).read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -74,7 +74,8 @@ def test_a_full_disk_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     """Each command says in one sentence which file it could not write, with exit code 2, and leaves no part of it."""
     dump, out = tmp_path / "dump.npz", tmp_path / "out"
     rng = np.random.default_rng(0)
-    np.savez(dump, **{name: rng.standard_normal((1, 6, 4)) for name in "qkv"})
+    tensors: Any = {name: rng.standard_normal((1, 6, 4)) for name in "qkv"}
+    np.savez(dump, **tensors)
     out.mkdir()
     for command, named in [
         (["vectors", "export", str(out), "--clause", "B2", "--format", "npz"], ".npz"),

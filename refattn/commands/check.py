@@ -48,7 +48,7 @@ softcap, sinks, q_start and k_start; a second result is read as the log-sum-exp.
   refattn check torch --inputs dump.npz    tensors captured from a model: q, k, v, or layer0.q, layer0.k, layer0.v, ...
 
 Exit codes: 0 it conforms, 1 it does not (or nothing could be judged), 2 the command line cannot be carried out,
-130 it was interrupted; the report then holds what had been judged.
+130 it was interrupted, 143 asked to end; the report then holds what had been judged.
 """
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import lzma
+import io
 import math
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,12 @@ from refattn.whole_files import write_whole
 
 # What a file may come to in memory, unless the user says otherwise, and how many tensors it may hold.
 LARGEST, MOST = 4 << 30, 100_000
+# How NumPy compresses; of the other methods a few bytes may come to gigabytes before any size is looked at.
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # The longest text, such as the name of a dtype.
 TEXT = 64
+# The most of a library's own words that a message repeats, which may hold a whole name or header.
+LONGEST = 200
 SAFETENSORS = {
     "BF16": "bfloat16",
     "BOOL": "bool",
@@ -43,14 +48,14 @@ def read_tensors(path: Path, largest: int = LARGEST) -> dict[str, Tensor]:
         raise TensorFileError(f"there is no file {path}")
     try:
         if path.suffix == ".safetensors":
-            return _read_safetensors(path, largest)
+            return _named(path, _read_safetensors(path, largest))
         if not zipfile.is_zipfile(path):
             kinds = "expected one with q, k and v, as numpy.savez writes it, or a .safetensors file"
             raise TensorFileError(f"{path} is not an .npz file; {kinds}")
-        return _read_npz(path, largest)
+        return _named(path, _read_npz(path, largest))
     # What zipfile raises for files that are damaged, encrypted or compressed in unknown ways, and NumPy for headers.
-    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as fault:
-        raise TensorFileError(f"{path} cannot be read: {' '.join(str(fault).split())}") from fault
+    except (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as fault:
+        raise TensorFileError(f"{path} cannot be read: {' '.join(str(fault).split())[:LONGEST]}") from fault
 
 
 def read_raw(path: Path, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -84,6 +89,16 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     write_whole(path, bytes(library.serialize(specs)))
 
 
+def _named(path: Path, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, whose names may be shown: on terminals, in tables and messages."""
+    for name in found:
+        if not name.isprintable() or len(name) > LONGEST:
+            raise TensorFileError(
+                f"{path}: {name[:LONGEST]!r} is no name, which has {LONGEST} printable characters at most"
+            )
+    return found
+
+
 def _read_npz(path: Path, largest: int) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     with zipfile.ZipFile(path) as archive:
@@ -93,25 +108,35 @@ def _read_npz(path: Path, largest: int) -> dict[str, Tensor]:
             name = member.filename.removesuffix(".npy")
             if name in found:
                 raise TensorFileError(f"{path} holds {name!r} twice")
+            if member.compress_type not in METHODS:
+                raise TensorFileError(f"{path} cannot be read: {name!r} is compressed as NumPy does not")
             # No more is decompressed than the archive's directory says, whose sum was just checked.
-            with archive.open(member) as stream:
-                found[name] = _read_npy(path, name, stream, member.file_size)
+            with archive.open(member) as packed:
+                found[name] = _read_npy(path, name, packed.read(member.file_size))
     return found
 
 
-def _read_npy(path: Path, name: str, stream: IO[bytes], size: int) -> Tensor:
+def _read_npy(path: Path, name: str, content: bytes) -> Tensor:
     """One array, whose header is believed only where the bytes behind it bear it out."""
     reading: Any = np.lib.format
+    stream = io.BytesIO(content)
     version = reading.read_magic(stream)
     header = {(1, 0): reading.read_array_header_1_0, (2, 0): reading.read_array_header_2_0}.get(version)
     if header is None:
         raise TensorFileError(f"{path} cannot be read: {name!r} is in version {version} of the format")
-    shape, turned, dtype = header(stream)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it was written by Python 2: so what
+            shape, turned, dtype = header(stream)
+    except (
+        Exception
+    ) as fault:  # the header is Python's syntax: its tokenizer, parser and dtypes have errors of their own
+        raise ValueError(f"{name!r} has a header that is none: {fault}") from fault
     if dtype.hasobject:
         raise TensorFileError(f"{path} cannot be read: {name!r} holds pickled objects, which are never loaded")
-    data = stream.read()
+    data = memoryview(content)[stream.tell() :]
     expected = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or len(data) != expected or stream.tell() != size:
+    if min(shape, default=0) < 0 or len(data) != expected:
         raise TensorFileError(
             f"{path} cannot be read: {name!r} {shape} {dtype} has {len(data):,} of {expected:,} bytes"
         )
