@@ -213,6 +213,7 @@ def docs(session: nox.Session) -> None:
     session.run("sphinx-build", *strictly, *read, "-b", "html", "docs", env["REFATTN_BOOK"], env=env)
     session.run("sphinx-build", *strictly, "-b", "singlehtml", "-t", "print", "docs", str(book / "print"), env=env)
     session.run(*RUNNER, "tests/docs/test_book.py", *session.posargs, env=env)
+    session.log(f"to read: {env['REFATTN_BOOK']}/index.html; to print: {book / 'print' / 'print.html'}")
 
 
 def built_book(session: nox.Session) -> dict[str, str]:

@@ -50,7 +50,8 @@ def library_of(x: Any, argument: str) -> Library:
 def _check_usable(library: Library, x: Any, argument: str) -> None:
     """Sparse and nested tensors and arrays of unknown size are beyond the shape rules."""
     if library.name == "torch" and (x.is_nested or str(x.layout) != "torch.strided"):
-        raise NotAnArrayError(argument, "a dense tensor", f"a tensor of layout {x.layout}")
+        kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
+        raise NotAnArrayError(argument, "a dense tensor", kind)
     if library.name == "dask" and any(size != size for size in x.shape):  # NaN
         raise NotAnArrayError(argument, "an array of known shape, see its compute_chunk_sizes()", describe(x))
 
@@ -105,8 +106,9 @@ def describe(x: Any) -> str:
     name = type(x).__name__
     try:
         if is_array(x):
-            value = f" {x}" if is_host(x) and not x.shape else ""
-            return f"{name}{value} of shape {tuple(x.shape)} and dtype {dtype_name(x.dtype)}"
+            if is_host(x) and not x.shape:  # with the module, since NumPy has a bool of its own
+                name = f"{type(x).__module__}.{name} {x}"
+            return f"{name} of shape {tuple(x.shape)} and dtype {dtype_name(x.dtype)}"
         text = repr(x)
     except Exception:  # noqa: BLE001  # a foreign object may refuse even to be printed
         text = "that cannot be printed"
@@ -204,11 +206,17 @@ def broadcasts_to(shape: Shape, target: Shape) -> bool:
     return all(size == 1 or size == target[offset + axis] for axis, size in enumerate(shape))
 
 
-def quiet(library: Library) -> contextlib.AbstractContextManager[Any]:
+def quiet(library: Library, device: Any = None) -> contextlib.AbstractContextManager[Any]:
     """No floating-point warnings: an overflow in an invisible pair is no one's concern (N5).
 
-    NumPy's are switched off for every library that may compute with it now.
+    NumPy's are switched off for every library that may compute with it now. On a device of PyTorch there is no autocast
+    either, which would take products of float32 in 16 bits (N1).
     """
+    if library.name == "torch" and device is not None:
+        xp, kind = library.xp, device.type
+        if xp.amp.is_autocast_available(kind) and xp.is_autocast_enabled(kind):
+            off: contextlib.AbstractContextManager[Any] = xp.autocast(kind, enabled=False)
+            return off
     if library.name in _SILENT:
         return contextlib.nullcontext()
     import numpy

@@ -43,7 +43,7 @@ def cached_call(
         raise CacheError("q", "(batch, H, Lq, d_k)", describe(q))
     length, q_len = cache.length, int(q.shape[2])
     if first is None and isinstance(length, int) and q_len > length:  # K7
-        raise CacheError("q", f"at most the {length} newest positions, all that the cache holds", describe(q))
+        raise CacheError("q", f"at most the {length} newest positions, all that the cache holds", describe(q), "K7")
     seen = cache.seen_by(q_len) if first is None else cache.seen_by(q_len, first)
     options = dict(options)
     k_start = options.get("k_start", 0)

@@ -86,7 +86,7 @@ def attention_vjp(
         q_start=q_start,
         k_start=k_start,
     )
-    with quiet(call.library):
+    with quiet(call.library, call.device):
         gradient = check_gradient(call, grad_output)
         backward = _backward if path == "dense" else registry.tiled_vjp(call.library.name)
         wide = backward(call, gradient)

@@ -16,15 +16,19 @@ from .arrays import (
     quiet,
     same_device,
     same_library,
+    spelled,
 )
 from .cache import Cache
 from .cached import cached_call
 from .dtypes import compute_dtype, dtype_name, is_float
-from .errors import HeadSplitError, LayerError
+from .errors import DeviceMismatchError, HeadSplitError, LayerError, LibraryMismatchError
 from .heads import check_heads, merge_heads, pool_kv_heads, split_heads
 from .pipeline import attention, attention_stages, path_named
 from .rotary import Rotary
 from .rotary import rope as turn
+
+#: What `multi_head_attention` takes beside its own arguments.
+OPTIONS = frozenset({*(check_call.__kwdefaults__ or {}), "path"})
 
 
 class AttentionWeights(NamedTuple):
@@ -111,6 +115,8 @@ def multi_head_attention(
     ((2, 5, 6), (2, 4, 5, 5))
     """
     library = library_of(x, "x")
+    if unknown := sorted(options.keys() - OPTIONS):
+        raise TypeError(f"multi_head_attention() got an unexpected keyword argument {unknown[0]!r}")
     kv_heads = heads if kv_heads is None else kv_heads
     _check_layer(library, x, weights, heads, kv_heads, context, rope, cache, return_weights)
     if positions is not None and rope is None:
@@ -162,7 +168,7 @@ def _project(library: Library, x: Array, w: Array, b: Array | None) -> Array:
     """x @ w + b in at least float32, rounded once to x's dtype (N1)."""
     xp = library.xp
     dtype = compute_dtype(xp, x.dtype)
-    with quiet(library):
+    with quiet(library, device_of(library, x)):
         y = xp.matmul(xp.astype(x, dtype, copy=False), xp.astype(w, dtype, copy=False))
         if b is not None:
             y = y + xp.astype(b, dtype, copy=False)
@@ -230,6 +236,7 @@ def _check_layer(
     if x.ndim < 2 or not is_float(x.dtype):
         raise LayerError("x", "a floating array (..., S, width)", describe(x))
     arrays = {"context": context, **weights._asdict()}
+    _check_fed(library, device, x, weights)
     for argument, array in arrays.items():
         if array is None and argument not in ("w_q", "w_k", "w_v"):
             continue
@@ -246,7 +253,37 @@ def _check_layer(
         raise LayerError("rope", "a Rotary(style, base, width)", describe(rope))
     if not isinstance(return_weights, bool):
         raise LayerError("return_weights", "Python's True or False", describe(return_weights))
+    _check_widths(x, context, *weights[:3])
     _check_parameters(weights, x.shape[-1], (x if context is None else context).shape[-1], heads, kv_heads)
+
+
+def _check_fed(library: Library, device: Any, x: Array, weights: AttentionWeights) -> None:
+    """Blames x for its library, device or dtype where the matrices agree with each other and not with it."""
+    others = [library_of(w, name) for name, w in zip(("w_q", "w_k", "w_v"), weights[:3], strict=True)]
+    if others[0] is not library and all(other is others[0] for other in others):
+        expected = f"an array of {spelled(others[0])}, as the weights are"
+        raise LibraryMismatchError("x", expected, f"an array of {spelled(library)}")
+    on = device_of(library, weights.w_q)
+    if device is not None and on not in (None, device) and all(device_of(library, w) == on for w in weights[:3]):
+        raise DeviceMismatchError("x", f"an array on {on}, as the weights are", f"an array on {device}")
+    names = {dtype_name(w.dtype) for w in weights[:3]}
+    if len(names) == 1 and dtype_name(x.dtype) not in names:
+        raise LayerError("x", f"the dtype of the weights, {names.pop()}", describe(x))
+
+
+def _check_widths(x: Array, context: Any, w_q: Array, w_k: Array, w_v: Array) -> None:
+    """Blames x or the context for its width where the matrices that it meets have the same number of rows."""
+    rows = [w.shape[0] if w.ndim == 2 else None for w in (w_q, w_k, w_v)]
+    for argument, array, met in (
+        ("x", x, rows if context is None else rows[:1]),
+        ("context", context, rows[1:]),
+    ):
+        if met[0] is None or met != met[:1] * len(met):
+            continue
+        if array is not None and array.shape[-1] != met[0]:
+            raise LayerError(argument, f"a last axis of {met[0]}, the rows of its matrices", describe(array))
+        if array is None and rows[0] == x.shape[-1] != met[0]:
+            raise LayerError(argument, f"an array (..., T, {met[0]}), as w_k and w_v have {met[0]} rows", "None")
 
 
 def _check_parameters(weights: AttentionWeights, width: int, source_width: int, heads: int, kv_heads: int) -> None:

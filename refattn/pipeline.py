@@ -202,7 +202,7 @@ def attention_stages(
         k_start=k_start,
     )
     seen: dict[str, Array] = {}
-    with quiet(call.library):
+    with quiet(call.library, call.device):
         output, lse = run_stages(call, recorded_in(seen))
         visible = seen["visible"]
         if visible is None:
@@ -371,7 +371,7 @@ def without_pairs(call: Call) -> tuple[Array, Array]:
 
 def dense(call: Call) -> tuple[Array, Array]:
     """The specification itself: the stages above on all pairs at once."""
-    with quiet(call.library):
+    with quiet(call.library, call.device):
         return run_stages(call, _forget)
 
 
@@ -384,7 +384,8 @@ def path_named(path: str) -> Callable[[Call], tuple[Array, Array]]:
 
 def tiled(call: Call) -> tuple[Array, Array]:
     """What the backend plugin of the arrays' library makes of a call, tile by tile (T1), in linear memory (T4)."""
-    return registry.tiled(call.library.name)(call)
+    with quiet(call.library, call.device):
+        return registry.tiled(call.library.name)(call)
 
 
 def _forget(_: str, value: Array) -> Array:

@@ -70,7 +70,9 @@ def test_bad_attention_over_a_cache(library: Library) -> None:
     cache = empty(library, "float32").append(make(BATCH, KV_HEADS, 2, D_K), make(BATCH, KV_HEADS, 2, D_V))
     q = make(BATCH, HEADS, 2, D_K)
     assert_refused(errors.CacheError, "q", ("(4, 2, 3)",), attend, make(HEADS, 2, D_K), cache)
-    assert_refused(errors.CacheError, "q", ("2 newest", "(2, 4, 3, 3)"), attend, make(BATCH, HEADS, 3, D_K), cache)
+    assert_refused(
+        errors.CacheError, "q", ("2 newest", "(2, 4, 3, 3)", "K7"), attend, make(BATCH, HEADS, 3, D_K), cache
+    )
     assert_refused(errors.NotAnArrayError, "q", ("list",), attend, [[[[1.0]]]], cache)
     assert_refused(errors.LibraryMismatchError, "k", (), attend, make.other(BATCH, HEADS, 2, D_K), cache)
     things: list[Any] = [None, {}, q]

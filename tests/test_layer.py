@@ -351,7 +351,11 @@ def test_the_first_call_of_a_process_may_be_compiled(library: Library) -> None:
 
 BAD: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "x rank": ("x", ("(6,)", "float32"), {"x": (6,)}),
-    "x width": ("w_q", ("5 rows", "(6, 16)"), {"x": (2, 5, 5)}),
+    "x width": ("x", ("last axis of 6", "(2, 5, 5)"), {"x": (2, 5, 5)}),
+    "w_q rows": ("w_q", ("6 rows", "(5, 16)"), {"w_q": (5, 16)}),
+    "x width beside a context": ("x", ("last axis of 6", "(2, 5, 5)"), {"x": (2, 5, 5), "context": (2, 3, 6)}),
+    "context width": ("context", ("last axis of 6", "(2, 3, 5)"), {"context": (2, 3, 5)}),
+    "no context": ("context", ("(..., T, 5)", "None"), {"w_k": (5, 8), "w_v": (5, 6)}),
     "w_q rank": ("w_q", ("6 rows", "(6, 4, 4)"), {"w_q": (6, 4, 4)}),
     "w_q heads": ("w_q", ("divisible by 4", "(6, 15)"), {"w_q": (6, 15)}),
     "w_k rows": ("w_k", ("6 rows", "(5, 8)"), {"w_k": (5, 8)}),
@@ -404,6 +408,12 @@ def test_other_kinds_of_arguments(library: Library) -> None:
         weights = AttentionWeights(make(6, 4), make(6, 4), make(6, 4))
         assert_refused(errors.LayerError, "x", ("(5, 6)", dtype), multi_head_attention, x, weights, heads=2)
     x, w = make(1, 5, 6), make(6, 4)
+    alike = AttentionWeights(w, w, w)
+    words = ("float32", "(5, 6)", "float64")  # x itself, where all matrices agree with each other
+    assert_refused(errors.LayerError, "x", words, multi_head_attention, make(5, 6, dtype="float64"), alike, heads=2)
+    assert_refused(errors.LibraryMismatchError, "x", (), multi_head_attention, make.other(5, 6), alike, heads=2)
+    with pytest.raises(TypeError, match=r"^multi_head_attention\(\) .* 'is_causal'"):
+        multi_head_attention(x, alike, heads=2, is_causal=True)
     for key in ("w_q", "w_k", "w_v", "w_o"):
         square = AttentionWeights(w, w, w, make(4, 6))
         wide = square._replace(**{key: make(6, 4, dtype="float64")})

@@ -71,6 +71,46 @@ def test_results_and_derivatives_are_the_dense_ones(library: Library, name: str,
         torch.testing.assert_close(tiled, dense, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["all keys", "triangle further right", "one mask for all", "negative scale"])
+def test_second_derivatives_are_the_dense_ones(library: Library, fused_calls: list[bool], name: str) -> None:
+    """A gradient of a gradient, as a penalty takes it, past the kernel too; one tensor is keys and values."""
+    import torch
+
+    q, k = drawn(library, (2, 4, 9, 16), (2, 2, 11, 16))
+    found = []
+    for path in ("dense", "tiled"):
+        leaves = [x.clone().requires_grad_() for x in (q, k)]
+        output, lse = refattn.attention_with_lse(leaves[0], leaves[1], leaves[1], path=path, **CALLS[name])
+        first = torch.autograd.grad(output.sum() + lse.sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum((x**2).sum() for x in first), leaves))
+    assert fused_calls
+    for dense, tiled in zip(*found, strict=True):
+        torch.testing.assert_close(tiled, dense, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("path", ["dense", "tiled"])
+def test_autocast_takes_no_precision(library: Library, path: str) -> None:
+    """Under autocast float32 stays float32 in every product, also where it is compiled (N1)."""
+    import torch
+
+    q, k, v = drawn(library, *SHAPES["grouped"], dtype="float32")
+    weights = refattn.AttentionWeights(*drawn(library, (16, 8), (16, 8), (16, 8), dtype="float32"))
+
+    def calls() -> list[Any]:
+        options: dict[str, Any] = {"causal": True, "q_start": 2, "softcap": 2.0, "path": path}
+        found = [*refattn.attention_with_lse(q, k, v, **options)]
+        found += refattn.attention_vjp(q, k, v, torch.ones_like(q), **options)[:3]
+        return [*found, refattn.multi_head_attention(v[:, 0], weights, heads=2, path=path).output]
+
+    expected = calls()
+    torch.compiler.reset()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = calls()
+        one = torch.compile(lambda: refattn.attention(q, k, v, path=path), fullgraph=True, backend="eager")()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(one, refattn.attention(q, k, v), rtol=1e-5, atol=1e-6)
+
+
 GRADIENTS = {name: name not in ("scale 0", "soft cap") for name in CALLS}  # whether the kernel's derivative is asked
 
 

@@ -262,6 +262,42 @@ def test_it_compiles_and_exports(path: str) -> None:
     close(torch.export.export(layer, (x,), options).module()(x, **options)[0], expected)
 
 
+def test_autocast() -> None:
+    """Under autocast the layer casts as nn.Linear does: 16 bits in or out, trained in float32; float64 stays."""
+    layer = moved(MultiHeadAttention(WIDTH, HEADS, kv_heads=2, bias=True, causal=True))
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    half = copy.deepcopy(layer).bfloat16()
+    expected, _ = half(x.bfloat16())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for given in (x, x.bfloat16()):
+            output, _ = layer(given)
+            assert output.dtype == torch.bfloat16
+            assert torch.equal(output, expected)
+        assert layer.double()(x.double())[0].dtype == torch.float64
+    layer = layer.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x)[0].float().square().mean().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_what_is_fed_is_blamed() -> None:
+    """x and the context are blamed for their width, dtype or library, and not the layer's own parameters."""
+    layer, x = MultiHeadAttention(8, 2, context_width=6), torch.randn(2, 3, 8)
+    cases: list[tuple[Any, tuple[Any, ...], str]] = [
+        (errors.LayerError, (x[..., :5], x[..., :6]), "x"),
+        (errors.LayerError, (x.double(), x[..., :6].double()), "x"),
+        (errors.LibraryMismatchError, (x.numpy(), x[..., :6].numpy()), "x"),
+        (errors.DeviceMismatchError, (x.to("meta"), x[..., :6].to("meta")), "x"),
+        (errors.LayerError, (x, x), "context"),
+        (errors.LayerError, (x,), "context"),
+        (errors.LayerError, (x, x[..., :6].double()), "context"),
+    ]
+    for error, arguments, argument in cases:
+        with pytest.raises(error) as raised:
+            layer(*arguments)
+        assert raised.value.argument == argument, raised.value
+
+
 def test_it_learns_to_look_up() -> None:
     """Of ten events one is marked, and the last one asks for its value: trained, the weight ends on the marked one."""
     generator = torch.Generator().manual_seed(0)

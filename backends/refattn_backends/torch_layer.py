@@ -208,12 +208,18 @@ class MultiHeadAttention(nn.Module):  # type: ignore[misc]  # untyped where torc
 
         mask, positions, counts and the other options are those of `refattn.multi_head_attention`, which raises for
         what does not fit. With a cache, what comes back is a LayerResult(output, weights, cache).
+        Under autocast x, the context and the parameters are cast as nn.Linear casts them, and the output is in 16 bits;
+        products and softmax are taken in float32 nevertheless (N1).
         """
+        parameters = self.as_weights()
+        if isinstance(x, torch.Tensor) and _casts_on(x.device):
+            x, context, *cast = (_cast(each, x.device) for each in (x, context, *parameters))
+            parameters = AttentionWeights(*cast)
         if causal is None and cache is None:
             causal = self.causal
         result = multi_head_attention(
             x,
-            self.as_weights(),
+            parameters,
             heads=self.heads,
             kv_heads=self.kv_heads,
             context=context,
@@ -229,3 +235,14 @@ class MultiHeadAttention(nn.Module):  # type: ignore[misc]  # untyped where torc
         """What the projections below it do not say."""
         shown = f"heads={self.heads}, kv_heads={self.kv_heads}, d_k={self.d_k}, d_v={self.d_v}, causal={self.causal}"
         return shown if self.rope is None else f"{shown}, rope={self.rope}"
+
+
+def _casts_on(device: torch.device) -> bool:
+    return bool(torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type))
+
+
+def _cast(x: Any, device: torch.device) -> Any:
+    """What autocast makes of an argument of nn.Linear on this device; float64 stays."""
+    if not isinstance(x, torch.Tensor) or x.device != device or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device.type))

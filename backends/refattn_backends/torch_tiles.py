@@ -255,9 +255,10 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]  # untyped where to
         return output, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]  # likewise
     def backward(ctx: Any, grad_output: Array | None, grad_lse: Array | None) -> tuple[Array | None, ...]:
         q, k, v, output, lse = ctx.saved_tensors
+        if torch.is_grad_enabled():  # with create_graph: the kernel's derivative has none itself
+            return (*_differentiable(ctx, (q, k, v), (grad_output, grad_lse)), None, None, None)
         backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
         grads: list[Array | None] = [None, None, None]
         if grad_output is not None:
@@ -271,3 +272,21 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]  # untyped where to
                 before = grads[index]
                 grads[index] = grad if before is None else before + grad
         return (*grads, None, None, None)
+
+
+def _differentiable(ctx: Any, inputs: tuple[Array, ...], grads: tuple[Array | None, ...]) -> list[Array | None]:
+    """The gradients of q, k and v by products on all pairs, which autograd can differentiate in turn."""
+    wanted = ctx.needs_input_grad[:3]
+    q, k, v = (x.view_as(x) for x in inputs)  # one tensor may be all three
+    scores = torch.matmul(q, k.mT) * ctx.options["scale"]
+    if ctx.causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    if ctx.options["attn_mask"] is not None:
+        scores = scores + ctx.options["attn_mask"]
+    lse = torch.logsumexp(scores, -1)
+    output = torch.matmul(torch.exp(scores - lse[..., None]), v)
+    given = [(x, grad) for x, grad in zip((output, lse), grads, strict=True) if grad is not None]
+    by = [x for x, want in zip((q, k, v), wanted, strict=True) if want]
+    outputs, directions = zip(*given, strict=True)
+    found = iter(torch.autograd.grad(outputs, by, directions, create_graph=True, allow_unused=True))
+    return [next(found) if want else None for want in wanted]
