@@ -58,3 +58,5 @@ copybutton_prompt_is_regexp = True
 if tags.has("print"):  # noqa: F821 - Sphinx puts it there
     root_doc, html_use_index, suppress_warnings = "print", False, ["toc.not_included"]
     html_sidebars = {"**": ["sidebar/brand.html", "sidebar/scroll-start.html", "sidebar/scroll-end.html"]}
+else:
+    exclude_patterns = ["print.md"]

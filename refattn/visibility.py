@@ -103,16 +103,19 @@ class Mask:
         frame = _free_frame(self, library, device, q_start, k_start, pairs=(rows, keys))
         return _over_pairs(self.evaluate(frame), frame)
 
-    def to_array(self, q_len: int, k_len: int, q_start: Any = 0, k_start: Any = 0, like: Any = None) -> Array:
-        """The mask as a boolean array (..., Lq, Lk) of like's library and device.
+    def to_array(
+        self, q_len: int, k_len: int | None = None, q_start: Any = 0, k_start: Any = 0, like: Any = None
+    ) -> Array:
+        """The mask as a boolean array (..., Lq, Lk) of like's library and device; k_len is q_len by default.
 
         If like is None, it is that of the mask's own arrays, else NumPy.
 
         >>> from refattn import masks
-        >>> masks.causal().to_array(2, 2)
+        >>> masks.causal().to_array(2)
         array([[ True, False],
                [ True,  True]])
         """
+        k_len = q_len if k_len is None else k_len
         for name, length in (("q_len", q_len), ("k_len", k_len)):
             if (as_int(length) or 0) < 0 or as_int(length) is None:
                 raise MaskArgumentError(name, "an int >= 0", describe(length))
@@ -129,7 +132,7 @@ class Mask:
         """A drawing, one mark per pair, x visible and . hidden: a line per query, a block per entry and head (M22)."""
         from .on_host import host  # which reads any library's arrays, and masks for its own ends
 
-        array = host(self.to_array(q_len, q_len if k_len is None else k_len, q_start, k_start))
+        array = host(self.to_array(q_len, k_len, q_start, k_start))
         blocks = array.reshape((math.prod(array.shape[:-2]), *array.shape[-2:]))
         return "\n\n".join("\n".join(" ".join("x" if seen else "." for seen in row) for row in b) for b in blocks)
 

@@ -24,6 +24,12 @@ def test_the_layer_in_torch_runs() -> None:
     assert runpy.run_path(str(EXAMPLES / "torch_layer.py"))["loss"] < 0.1
 
 
+@pytest.mark.library("jax")
+def test_the_decode_step_of_jax_runs() -> None:
+    """The listing of a compiled decode step gives what one pass gives."""
+    assert runpy.run_path(str(EXAMPLES / "jax_decode.py"))["apart"] < 1e-5
+
+
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("fault", ["", "of_row"])
 def test_the_autograd_function_is_judged(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

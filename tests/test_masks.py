@@ -288,7 +288,7 @@ CONSTRUCTORS: list[tuple[str, Any, tuple[Any, ...]]] = [
     ("documents(k_ids)", lambda x: masks.documents([1], x), (1, *(x for x in NOT_INTEGER if x is not None))),
     ("blocks(size)", lambda x: masks.blocks([[True]], x), (*COUNT, 0, (1, 2, 3), [1, 1])),
     ("q_len", lambda x: masks.causal().to_array(x, 2), COUNT),
-    ("k_len", lambda x: masks.causal().to_array(2, x), COUNT),
+    ("k_len", lambda x: masks.causal().to_array(2, x), tuple(x for x in COUNT if x is not None)),
     ("rows", lambda x: masks.causal().visible(x, [0]), NOT_INTEGER),
     ("keys", lambda x: masks.causal().visible([0], x), NOT_INTEGER),
     ("rows", lambda x: masks.causal().tile(x, range(2)), (1, [0], None, range(-1, 2), range(0, 4, 2), range(4, 0, -1))),

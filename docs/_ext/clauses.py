@@ -250,9 +250,14 @@ class ClausesDomain(Domain):
         return []
 
     def get_objects(self) -> Any:
-        """What the search finds by name."""
+        """What the search finds by name, first of all, and other books by label.
+
+        Two entries, since the search takes what it shows for the anchor where name and anchor are the same.
+        """
         for label, page in self.data["pages"].items():
-            yield label, f"{label} {clause(label).title}", "clause", page, label, 1
+            titled = f"{label} {clause(label).title}"
+            yield label, label, "clause", page, label, -1
+            yield titled, titled, "clause", page, label, 0
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def test_a_clause_and_its_code_lead_to_each_other(label: str, book: Path, pages:
 
 
 def test_the_search_knows_clauses_and_words(book: Path) -> None:
-    """Labels are found by name and as words, and "empty row" leads to the chapter on softmax."""
+    """Labels are found by name, before anything else, and as words; "empty row" leads to the chapter on softmax."""
     text = (book / "searchindex.js").read_text(encoding="utf-8")
     index: dict[str, Any] = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
     names = index["docnames"]
@@ -236,9 +236,24 @@ def test_the_search_knows_clauses_and_words(book: Path) -> None:
 
     assert "spec/visibility" in having("m4")
     assert "spec/softmax" in having("empti") & having("row")  # the index keeps stems
-    labels = {entry[4].split()[0]: names[entry[0]] for entries in index["objects"].values() for entry in entries}
+    # page, kind, priority, anchor ("" would be what is shown) and what is shown
+    entries = [entry for found in index["objects"].values() for entry in found if entry[4].partition(" ")[2]]
+    labels = {entry[4].partition(" ")[0]: entry for entry in entries}
     for clause in refattn.CLAUSES:
-        assert labels[clause.label].startswith("spec/")
+        page, _, priority, anchor, shown = labels[clause.label]
+        assert names[page].startswith("spec/")
+        assert (priority, anchor, shown) == (0, clause.label, f"{clause.label} {clause.title}")
+
+
+def test_what_is_cited_has_an_entry() -> None:
+    """Every work that a page or a docstring names is in the list of sources, and no other is."""
+    cited = re.compile(r"([A-Z][a-z]+(?:, [A-Z][a-z]+)*(?: and [A-Z][a-z]+| et al\.)),? \(?((?:19|20)\d\d)")
+    sources = DOCS / "spec" / "sources.md"
+    code = [path for name in ("refattn", "backends") for path in (DOCS.parent / name).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in [*DOCS.rglob("*.md"), *code] if path != sources]
+    named = {f"{who}, {year}" for text in texts for who, year in cited.findall(text)}
+    listed = re.findall(r"^\| (.*?, \d{4}) \|", sources.read_text(encoding="utf-8"), re.MULTILINE)
+    assert named == set(listed) and len(listed) == len(named) > 5
 
 
 def built(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
