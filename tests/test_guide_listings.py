@@ -31,13 +31,13 @@ def test_the_decode_step_of_jax_runs() -> None:
 
 
 @pytest.mark.library("torch")
-@pytest.mark.parametrize("fault", ["", "of_row"])
+@pytest.mark.parametrize("fault", ["", "row_sum"])
 def test_the_autograd_function_is_judged(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The Function of the page on gradients passes what it can express, and without the row's sum it is told so."""
     text = (EXAMPLES / "function.py").read_text(encoding="utf-8")
     if fault:
-        assert text.count(" - of_row)") == 1
-        text = text.replace(" - of_row)", ")")
+        assert text.count(" - row_sum)") == 1
+        text = text.replace(" - row_sum)", ")")
     (tmp_path / "function.py").write_text(text, encoding="utf-8")
     command = ["check", f"{tmp_path / 'function.py'}:attend", "--library", "torch", "--gradients", "--clauses", "D"]
     assert cli.main([*command, "--quick"]) == bool(fault)
