@@ -151,9 +151,9 @@ def test_what_is_installed_with_it_is_free(installed: Distribution) -> None:
 
 def licences(one: Distribution) -> set[str]:
     """The names of a distribution's licences: of its expression, else of its classifiers, else what it says freely."""
-    said = one.metadata.get_all("Classifier", [])
-    classified = " AND ".join(name.rpartition(":: ")[2] for name in said if name.startswith("License ::"))
-    expression = one.metadata["License-Expression"] or classified or one.metadata["License"] or "none that is named"
+    said = {field: one.metadata.get_all(field, []) for field in ("License-Expression", "Classifier", "License")}
+    classified = [name.rpartition(":: ")[2] for name in said["Classifier"] if name.startswith("License ::")]
+    expression = " AND ".join(said["License-Expression"] or classified or said["License"]) or "none that is named"
     return set(re.split(" (?:AND|OR) ", re.sub("[()]", "", expression)))
 
 
