@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except RefattnError as fault:
             code = _refused(str(fault), 2)
+        except MemoryError as fault:
+            code = _refused(f"not enough memory: {str(fault) or 'none is left'}", 2)
         except KeyboardInterrupt:
             code = _refused("interrupted", INTERRUPTED)
         except BrokenPipeError:

@@ -2,9 +2,8 @@
 
 import argparse
 import sys
-from typing import Any
 
-from refattn.commands.check import in_dtypes, in_path
+from refattn.commands.check import at_least, in_dtypes, in_path
 from refattn.commands.clauses import labels_in
 from refattn.commands.output import print_json, print_table
 from refattn.conformance.records import DEFAULT_SEED
@@ -65,8 +64,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     export.add_argument(
         "--gradients", action="store_true", help="the cases about gradients, with grad_output, instead of all others"
     )
-    export.add_argument("--seed", metavar="N", type=_at_least(0), default=DEFAULT_SEED, help="data (%(default)s)")
-    export.add_argument("--limit", metavar="N", type=_at_least(1), help="only the first N, which are the plainest")
+    export.add_argument("--seed", metavar="N", type=at_least(0), default=DEFAULT_SEED, help="data (%(default)s)")
+    export.add_argument("--limit", metavar="N", type=at_least(1), help="only the first N, which are the plainest")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,15 +126,6 @@ def _export(args: argparse.Namespace) -> int:
     print(f"{len(found)} cases written to {args.folder}; put {outputs} into each folder, then:")
     print(f"refattn compare {args.folder}")
     return 0
-
-
-def _at_least(least: int) -> Any:
-    def number(text: str) -> int:
-        if (found := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"must be {least} or more, it is {found}")
-        return found
-
-    return number
 
 
 def _refused(message: str) -> int:

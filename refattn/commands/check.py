@@ -80,7 +80,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=in_path,
         help="write each failing case, and a script that repeats it, to DIR",
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=DEFAULT_SEED, help="data of the cases (%(default)s)")
+    parser.add_argument(
+        "--seed", metavar="N", type=at_least(0), default=DEFAULT_SEED, help="data of the cases (%(default)s)"
+    )
     parser.add_argument(
         "--library",
         metavar="NAME",
@@ -290,6 +292,17 @@ class _Clauses(argparse.Action):
 def _is_label(text: str) -> bool:
     known = {*CHAPTERS, *(clause.label for clause in CLAUSES)}
     return all(word.upper() in known for word in text.replace(",", " ").split())
+
+
+def at_least(least: int) -> Any:
+    """What reads a whole number that is no smaller, for argparse."""
+
+    def number(text: str) -> int:
+        if (found := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, it is {found}")
+        return found
+
+    return number
 
 
 def in_path(text: str) -> Path:

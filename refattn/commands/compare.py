@@ -5,7 +5,7 @@ import shlex
 import sys
 from typing import Any
 
-from refattn.commands.check import add_reports, in_path, places_of
+from refattn.commands.check import add_reports, at_least, in_path, places_of
 from refattn.dtypes import dtype_in
 
 DESCRIPTION = """\
@@ -53,7 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--lse-layout", choices=("BHS", "BSH"), help="axes of lse (BHS)")
     files.add_argument("--lse-base", choices=("e", "2"), help="base of lse (e)")
     files.add_argument("--model", metavar="NAME", help="what may be rounded: fused, unfused, prescaled, tf32, ...")
-    files.add_argument("--largest", metavar="BYTES", type=int, help="most that a file may come to in memory (4 GiB)")
+    files.add_argument(
+        "--largest", metavar="BYTES", type=at_least(1), help="most that a file may come to in memory (4 GiB)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
