@@ -14,9 +14,11 @@ from .arrays import (
     Array,
     Library,
     Shape,
+    as_real,
     broadcast_shapes,
     describe,
     device_of,
+    has_shape,
     is_host,
     library_of,
     same_device,
@@ -191,13 +193,13 @@ def _check_scale(scale: Any, q: Array, library: Library, device: Any) -> Any:
         d_k = q.shape[-1]
         return 1.0 / math.sqrt(d_k) if d_k else 1.0  # S1, S6, A6
     expected = "a finite real number, or a 0-d floating array of q's library"  # S2
-    if hasattr(scale, "shape") and not (is_host(scale) and isinstance(scale, numbers.Real)):
+    if has_shape(scale) and not (is_host(scale) and isinstance(scale, numbers.Real)):
         same_library(library, scale, "scale")
         same_device(library, device, scale, "scale")
         if tuple(scale.shape) != () or not is_float(scale.dtype):
             raise ScaleError("scale", expected, describe(scale))
         return scale
-    number = _real(scale)
+    number = as_real(scale)
     if number is None or not math.isfinite(number):
         raise ScaleError("scale", expected, describe(scale))
     return number
@@ -206,22 +208,10 @@ def _check_scale(scale: Any, q: Array, library: Library, device: Any) -> Any:
 def _check_softcap(softcap: Any) -> float | None:
     if softcap is None:
         return None
-    number = _real(softcap)
+    number = as_real(softcap)
     if number is None or not 0 < number < math.inf:  # S4
         raise SoftcapError("softcap", "None or a finite real number > 0", describe(softcap))
     return number
-
-
-def _real(x: Any) -> float | None:
-    """x as a Python float if it is a real number, else None."""
-    if type(x) is float:
-        return x
-    if isinstance(x, bool) or not isinstance(x, numbers.Real):
-        return None
-    try:
-        return float(x)
-    except OverflowError:
-        return math.inf
 
 
 def _check_sinks(sinks: Any, scores_shape: Shape, library: Library, device: Any) -> Array:

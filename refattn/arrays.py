@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
+import numbers
 import operator
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -28,6 +30,9 @@ class Library(NamedTuple):
     xp: Any
     host: bool
 
+
+LARGEST_SIZE = 2**29  # positions reach as far (M3)
+_BEYOND = 2**63
 
 _LIBRARIES: dict[type, Library] = {}
 _COMPAT = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "dask": "dask.array"}
@@ -117,7 +122,12 @@ def describe(x: Any) -> str:
 
 def is_array(x: Any) -> bool:
     """Whether x has the looks of an array, of whatever library; classes with such attributes have not."""
-    return hasattr(x, "dtype") and isinstance(getattr(x, "shape", None), tuple)
+    return hasattr(x, "dtype") and has_shape(x) and isinstance(x.shape, tuple)
+
+
+def has_shape(x: Any) -> bool:
+    """Whether x has a shape; PyTorch's nested tensors raise when asked for theirs."""
+    return not getattr(x, "is_nested", False) and hasattr(x, "shape")
 
 
 def is_host(x: Any) -> bool:
@@ -125,7 +135,7 @@ def is_host(x: Any) -> bool:
     known = _LIBRARIES.get(type(x))
     if known:
         return known.host
-    if isinstance(x, int) or not hasattr(x, "shape"):
+    if isinstance(x, int) or not has_shape(x):
         return False
     if type(x).__module__ == "numpy":
         return type(x).__name__ != "matrix"
@@ -138,15 +148,33 @@ def _ancestors(cls: type) -> set[str]:
 
 
 def as_int(x: Any) -> int | None:
-    """x as a Python int if it is one (NumPy integers included, bools not), else None."""
+    """x as a Python int if it is one of 64 bits (NumPy integers included, bools not), else None."""
     if type(x) is int:
-        return x
-    if isinstance(x, bool) or (hasattr(x, "shape") and (x.shape != () or not is_host(x) or not is_integer(x.dtype))):
+        return x if -_BEYOND <= x < _BEYOND else None
+    if isinstance(x, bool) or (has_shape(x) and (x.shape != () or not is_host(x) or not is_integer(x.dtype))):
         return None
     try:
-        return operator.index(x)
+        return as_int(int(operator.index(x)))
     except TypeError:
         return None
+
+
+def as_size(x: Any, least: int = 0) -> int | None:
+    """x as a Python int if it can be a size or a number of heads, from `least` to LARGEST_SIZE, else None."""
+    number = as_int(x)
+    return number if number is not None and least <= number <= LARGEST_SIZE else None
+
+
+def as_real(x: Any) -> float | None:
+    """x as a Python float if it is a real number, else None; inf for what is larger than any."""
+    if type(x) is float:
+        return x
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        return None
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf
 
 
 def is_one_of(x: Any, names: Collection[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import Array, Shape, as_int, broadcasts_to, describe, library_of
+from .arrays import LARGEST_SIZE, Array, Shape, as_size, broadcasts_to, describe, library_of
 from .dtypes import is_float
 from .errors import BiasError
 from .frames import Frame, pair_readings
@@ -50,7 +50,12 @@ class Alibi(Bias):
     positional = True
 
     def __init__(self, heads: int, slopes: list[float] | None = None) -> None:
-        self.heads, self.slopes = heads, alibi_slopes(heads) if slopes is None else slopes
+        self.heads, self._slopes = heads, slopes
+
+    @property
+    def slopes(self) -> list[float]:
+        """One for each of the heads, computed once these are known to be as many as q has."""
+        return alibi_slopes(self.heads) if self._slopes is None else self._slopes
 
     def __repr__(self) -> str:
         return f"alibi({self.heads})"
@@ -171,19 +176,17 @@ def alibi(heads: int) -> Bias:
            [-0.0625,  0.    , -0.0625],
            [-0.125 , -0.0625,  0.    ]])
     """
-    number = as_int(heads)
-    if number is None or number < 1:
-        raise BiasError("alibi(heads)", "an int >= 1", describe(heads), "B1")
-    return Alibi(number)
+    return Alibi(_head_count(heads, "alibi(heads)"))
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """The slope of each head  # B2
+    """The slope of each head; BiasError (B1) for heads that are no int >= 1  # B2
 
     >>> from refattn import biases
     >>> biases.alibi_slopes(3)
     [0.0625, 0.00390625, 0.25]
     """
+    heads = _head_count(heads, "heads")
     power = 2 ** (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     return slopes if power == heads else slopes + alibi_slopes(2 * power)[0::2][: heads - power]
@@ -216,6 +219,7 @@ def as_bias(bias: Any) -> Bias:
     if not hasattr(bias, "dtype") or not is_float(bias.dtype):
         advice = "; a boolean array is passed as mask=" if getattr(bias, "dtype", None) is not None else ""
         raise BiasError("bias", f"a Bias or a floating array{advice}", describe(bias))
+    library_of(bias, "bias")
     return Plain(bias)
 
 
@@ -224,6 +228,13 @@ def _narrowed(x: Array, entry: tuple[int, ...], heads: slice) -> Array:
     for at in entry[len(entry) + 3 - x.ndim :] if x.ndim > 3 else ():
         x = x[at if x.shape[0] > 1 else 0, ...]
     return x if x.ndim < 3 or x.shape[0] == 1 else x[heads, ...]
+
+
+def _head_count(heads: Any, argument: str) -> int:
+    number = as_size(heads, 1)
+    if number is None:
+        raise BiasError(argument, f"an int >= 1, at most {LARGEST_SIZE}", describe(heads), "B1")
+    return number
 
 
 def _check_head_count(heads: int, argument: str, scores_shape: Shape, clause: str) -> None:

@@ -10,8 +10,10 @@ import contextlib
 from typing import Any, NamedTuple, Self
 
 from .arrays import (
+    LARGEST_SIZE,
     Array,
     as_int,
+    as_size,
     describe,
     device_of,
     from_list,
@@ -263,14 +265,18 @@ def allocate_buffers(
     library = library_of(like, "like")
     check_kind(like, "like")
     sizes = {**sizes, "d_k": d_k, "d_v": d_k if d_v is None else d_v}
-    for name, size in sizes.items():
-        least = 1 if name in ("page_size", "window") else 0
-        number = as_int(size)
-        if number is None or number < least:
-            raise CacheError(name, f"an int >= {least}", describe(size))
-    lead, device = tuple(int(sizes[name]) for name in shape), device_of(library, like)
-    k, v = (library.xp.zeros((*lead, int(sizes[d])), dtype=like.dtype, device=device) for d in ("d_k", "d_v"))
+    checked = {name: size_of(size, name, 1 if name in ("page_size", "window") else 0) for name, size in sizes.items()}
+    lead, device = tuple(checked[name] for name in shape), device_of(library, like)
+    k, v = (library.xp.zeros((*lead, checked[d]), dtype=like.dtype, device=device) for d in ("d_k", "d_v"))
     return k, v
+
+
+def size_of(size: Any, argument: str, least: int) -> int:
+    """A size of a cache as a Python int. Raises CacheError for what is none."""
+    number = as_size(size, least)
+    if number is None:
+        raise CacheError(argument, f"an int >= {least}, at most {LARGEST_SIZE}", describe(size))
+    return number
 
 
 def check_kind(x: Array, argument: str) -> None:

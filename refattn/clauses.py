@@ -665,6 +665,8 @@ def clause(label: str) -> Clause:
     >>> refattn.clause("M4").text
     'With causal=True a query sees the keys whose position is at most its own.'
     """
+    if not isinstance(label, str):
+        raise KeyError(f"a label is a str, not of type {type(label).__name__}; there are {', '.join(CHAPTERS)}")
     if label not in _BY_LABEL:
         near = ", ".join(c.label for c in CLAUSES if c.label[0] == label[:1]) or ", ".join(CHAPTERS)
         raise KeyError(f"no clause {label!r}; there are {near}")

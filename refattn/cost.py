@@ -253,7 +253,7 @@ def _hops(distance: int, reach: int) -> int | None:
     """Layers needed to carry something over a distance when each layer reaches that far back."""
     if distance <= 0:
         return 0
-    return math.ceil(distance / reach) if reach else None
+    return -(-distance // reach) if reach else None
 
 
 def _size(name: str, value: int, least: int = 0) -> int:

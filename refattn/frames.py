@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import Array, Library, Shape, as_int, broadcasts_to, describe, from_list, into_library, is_host
+from .arrays import (
+    LARGEST_SIZE,
+    Array,
+    Library,
+    Shape,
+    as_int,
+    broadcasts_to,
+    describe,
+    from_list,
+    into_library,
+    is_host,
+)
 from .dtypes import is_integer
 from .errors import BatchError, MaskArgumentError, StartError
 
-FARTHEST_START = 2**29
+FARTHEST_START = LARGEST_SIZE
 FAR = 3 * 2**29  # wider than any distance between positions; sums with an index still fit an int32
 
 
@@ -123,7 +134,8 @@ def check_start(start: Any, argument: str, batch: Shape | None) -> Any:
         return number
     values = from_list(start)
     if not hasattr(values, "dtype") or not is_integer(values.dtype):
-        raise StartError(argument, "an int, or one int per batch entry", describe(start))
+        expected = f"an int between -{FARTHEST_START} and {FARTHEST_START}, or one such int per batch entry"
+        raise StartError(argument, expected, describe(start))
     if batch is not None and not broadcasts_to(tuple(values.shape), batch):
         raise BatchError(argument, f"one int, or a shape that broadcasts to the batch {batch}", describe(values))
     if is_host(values) and bool((abs(values) > FARTHEST_START).any()):

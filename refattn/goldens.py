@@ -14,7 +14,8 @@ from typing import Any
 
 from refattn import bounds
 from refattn.arguments import check_call
-from refattn.arrays import Array
+from refattn.arrays import Array, describe, from_list, is_host
+from refattn.dtypes import is_integer
 from refattn.errors import InputsError
 from refattn.on_host import bias_at, bias_on_host, host, mask_at, take, wide
 from refattn.rounding import Model, Rounding, rounding_model
@@ -52,6 +53,8 @@ def golden(
     >>> bool(np.all(np.abs(output - exact.output) <= exact.bound("float32")))
     True
     """
+    if not isinstance(weights, bool):
+        raise InputsError("weights", "Python's True or False", describe(weights))
     call = check_call(
         q,
         k,
@@ -69,13 +72,13 @@ def golden(
     shown, terms = call.mask, None if call.bias is None else [bias_on_host(term) for term in call.bias.terms()]
     del call  # with the copies of q, k and v that it may hold
     return Golden(
-        host(q),
-        host(k),
-        host(v),
+        host(q, "q"),
+        host(k, "k"),
+        host(v, "v"),
         visible=lambda rows, keys: mask_at(shown, rows, keys, starts),
         bias=None if terms is None else lambda rows, keys: bias_at(terms, rows, keys, starts),
         scale=None if scale is None else float(host(scale)),
-        softcap=softcap,
+        softcap=None if softcap is None else float(softcap),
         sinks=None if sinks is None else host(sinks),
         rows=rows,
         weights=weights,
@@ -391,8 +394,8 @@ def _row_indices(rows: Sequence[int], q_len: int) -> Array:
     """rows as an index array. Raises InputsError."""
     import numpy as np
 
-    given = np.asarray(rows)
-    whole = given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
+    given = from_list(rows)
+    whole = is_host(given) and given.ndim == 1 and (is_integer(given.dtype) or not given.size)
     if not whole or np.any((given < -q_len) | (given >= q_len)):
-        raise InputsError("rows", f"indices of query rows, ints from {-q_len} to {q_len - 1}", repr(rows))
+        raise InputsError("rows", f"indices of query rows, ints from {-q_len} to {q_len - 1}", describe(rows))
     return given.astype(int)

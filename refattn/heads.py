@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import Array, as_int, describe, device_of, library_of
+from .arrays import LARGEST_SIZE, Array, as_size, describe, device_of, library_of
 from .dtypes import compute_dtype, is_float
 from .errors import HeadCountError, HeadSplitError
 
@@ -18,6 +18,14 @@ def check_heads(heads: int, kv_heads: int, argument: str = "heads") -> int:
     return heads // kv_heads
 
 
+def head_count(heads: Any, argument: str, clause: str | None = None) -> int:
+    """A number of heads as a Python int. Raises HeadSplitError for what is none, 0 included."""
+    number = as_size(heads, 1)
+    if number is None:
+        raise HeadSplitError(argument, f"an int >= 1, at most {LARGEST_SIZE}", describe(heads), clause)
+    return number
+
+
 def kv_head_of(h: int, heads: int, kv_heads: int) -> int:
     """The key/value head that query head h reads: h // (heads / kv_heads)  # G1
 
@@ -28,16 +36,14 @@ def kv_head_of(h: int, heads: int, kv_heads: int) -> int:
     >>> [refattn.kv_head_of(h, heads=8, kv_heads=2) for h in range(8)]
     [0, 0, 0, 0, 1, 1, 1, 1]
     """
-    for name, value in (("h", h), ("heads", heads), ("kv_heads", kv_heads)):
-        number = as_int(value)
-        if number is None or number < (0 if name == "h" else 1):
-            raise HeadSplitError(
-                name, "a head index >= 0" if name == "h" else "a head count >= 1", describe(value), "G1"
-            )
+    index = as_size(h)
+    if index is None:
+        raise HeadSplitError("h", "a head index >= 0", describe(h), "G1")
+    heads, kv_heads = head_count(heads, "heads", "G1"), head_count(kv_heads, "kv_heads", "G1")
     group = check_heads(heads, kv_heads)
-    if h >= heads:
-        raise HeadSplitError("h", f"a head index below heads = {heads}", h, "G1")
-    return int(h) // group
+    if index >= heads:
+        raise HeadSplitError("h", f"a head index below heads = {heads}", describe(h), "G1")
+    return index // group
 
 
 def split_heads(x: Array, heads: int) -> Array:
@@ -50,9 +56,7 @@ def split_heads(x: Array, heads: int) -> Array:
     (2, 3, 5, 4)
     """
     library = library_of(x, "x")
-    xp, number = library.xp, as_int(heads)
-    if number is None or number < 1:
-        raise HeadSplitError("heads", "an int >= 1", describe(heads))
+    xp, number = library.xp, head_count(heads, "heads")
     if x.ndim < 2 or x.shape[-1] % number:
         raise HeadSplitError("x", f"a shape (..., S, D) with D divisible by heads = {number}", describe(x))
     shape = (*x.shape[:-1], number, x.shape[-1] // number)  # (..., S, H, D / H)
@@ -91,9 +95,7 @@ def pool_kv_heads(w: Array, kv_heads: int) -> Array:
     array([ 2., 20.])
     """
     xp = library_of(w, "w").xp
-    number = as_int(kv_heads)
-    if number is None or number < 1:
-        raise HeadSplitError("kv_heads", "an int >= 1", describe(kv_heads), "G4")
+    number = head_count(kv_heads, "kv_heads", "G4")
     if w.ndim < 3 or w.shape[-3] % number:
         raise HeadSplitError("w", f"a shape (..., H, m, n) with H divisible by kv_heads = {number}", describe(w), "G4")
     if not is_float(w.dtype):

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from .arguments import check_call
 from .arrays import (
+    LARGEST_SIZE,
     Array,
     Library,
-    as_int,
+    as_size,
     describe,
     device_of,
     into_library,
@@ -22,7 +23,7 @@ from .cache import Cache
 from .cached import cached_call
 from .dtypes import compute_dtype, dtype_name, is_float
 from .errors import DeviceMismatchError, HeadSplitError, LayerError, LibraryMismatchError
-from .heads import check_heads, merge_heads, pool_kv_heads, split_heads
+from .heads import check_heads, head_count, merge_heads, pool_kv_heads, split_heads
 from .pipeline import attention, attention_stages, path_named
 from .rotary import Rotary
 from .rotary import rope as turn
@@ -55,16 +56,15 @@ class AttentionWeights(NamedTuple):
         >>> AttentionWeights(square, square, square, square).pooled(heads=4, kv_heads=2).w_k.shape
         (8, 4)
         """
-        for argument, number in (("heads", heads), ("kv_heads", kv_heads)):
-            if as_int(number) is None or number < 1:
-                raise HeadSplitError(argument, "an int >= 1", describe(number), "G4")
+        heads, kv_heads = head_count(heads, "heads", "G4"), head_count(kv_heads, "kv_heads", "G4")
         if heads % kv_heads:
             raise HeadSplitError("kv_heads", f"a divisor of heads = {heads}", kv_heads, "G4")
         changed = {}
         for name in ("w_k", "w_v", "b_k", "b_v"):
             if (w := getattr(self, name)) is not None:
-                if w.shape[-1] % heads:
-                    raise HeadSplitError(name, f"columns divisible by heads = {heads}", describe(w), "G4")
+                library_of(w, name)
+                if w.ndim not in (1, 2) or not is_float(w.dtype) or w.shape[-1] % heads:
+                    raise HeadSplitError(name, f"floating columns divisible by heads = {heads}", describe(w), "G4")
                 changed[name] = _pooled(w, heads, kv_heads)
         return self._replace(**changed)
 
@@ -117,7 +117,8 @@ def multi_head_attention(
     library = library_of(x, "x")
     if unknown := sorted(options.keys() - OPTIONS):
         raise TypeError(f"multi_head_attention() got an unexpected keyword argument {unknown[0]!r}")
-    kv_heads = heads if kv_heads is None else kv_heads
+    heads = _head_count(heads, "heads")
+    kv_heads = heads if kv_heads is None else _head_count(kv_heads, "kv_heads")
     _check_layer(library, x, weights, heads, kv_heads, context, rope, cache, return_weights)
     if positions is not None and rope is None:
         raise LayerError("positions", "None without a rope, which alone reads them", describe(positions))
@@ -215,6 +216,13 @@ def _check_attention(
     return (call.q_start, call.k_start) if cache is None else (call.q_start, call.q_start)
 
 
+def _head_count(heads: Any, argument: str) -> int:
+    number = as_size(heads, 1)
+    if number is None:
+        raise LayerError(argument, f"an int >= 1, at most {LARGEST_SIZE}", describe(heads))
+    return number
+
+
 def _check_layer(
     library: Library,
     x: Array,
@@ -227,9 +235,6 @@ def _check_layer(
     return_weights: Any,
 ) -> None:
     device = device_of(library, x)
-    for argument, number in (("heads", heads), ("kv_heads", kv_heads)):
-        if as_int(number) is None or number < 1:
-            raise LayerError(argument, "an int >= 1", describe(number))
     check_heads(heads, kv_heads)
     if not isinstance(weights, AttentionWeights):
         raise LayerError("weights", "AttentionWeights", describe(weights))

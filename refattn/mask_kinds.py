@@ -246,6 +246,19 @@ class Dense(Mask):
         return _values(array[..., row, key])
 
 
+def narrow_ids(q_ids: Array, k_ids: Array | None) -> tuple[Array, Array | None]:
+    """Host ids beyond 32 bits as their ranks: no library's default integers then make two of them equal."""
+    ids = [x for x in (q_ids, k_ids) if x is not None]
+    if not all(map(is_host, ids)) or all(x.size == 0 or -FAR < x.min() <= x.max() < FAR for x in ids):
+        return q_ids, k_ids
+    import numpy
+
+    flat = [x.ravel() if x.dtype == ids[0].dtype else x.ravel().astype(object) for x in ids]  # not as floats
+    ranks = numpy.unique(numpy.concatenate(flat), return_inverse=True)[1].ravel()
+    q, k = ranks[: q_ids.size].reshape(q_ids.shape), ranks[q_ids.size :]
+    return q, None if k_ids is None else k.reshape(k_ids.shape)
+
+
 def _check_entries(x: Array, lead: Shape | None, argument: str, axis: str = "", size: int = 0) -> None:
     """Raises BatchError unless x is (batch...), or (batch..., size) if the axis is named (A3)."""
     shape = tuple(x.shape)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import Array, as_int, broadcast_shapes, describe, from_list, is_host
+from .arrays import LARGEST_SIZE, Array, as_int, broadcast_shapes, describe, from_list, is_host, library_of
 from .dtypes import is_bool, is_integer
 from .errors import MaskArgumentError, MaskKindError
-from .mask_kinds import Chunks, Dense, Documents, Lengths, Padding, Prefix, Window
+from .mask_kinds import Chunks, Dense, Documents, Lengths, Padding, Prefix, Window, narrow_ids
 from .visibility import Mask
 
 __all__ = ["Mask", "blocks", "causal", "chunks", "dense", "documents", "lengths", "padding", "prefix", "window"]
@@ -57,10 +57,12 @@ def window(left: int | None, right: int | None) -> Mask:
     . x x .
     . . x x
     """
-    for name, side in (("left", left), ("right", right)):
-        if side is not None:
-            _check_count(side, f"window({name})", 0, "an int >= 0, or None for unbounded")
-    return Window(left, right)
+    expected = "an int >= 0, or None for unbounded"
+    sides = (
+        None if side is None else _check_count(side, f"window({name})", 0, expected)
+        for name, side in (("left", left), ("right", right))
+    )
+    return Window(*sides)
 
 
 def prefix(n: int) -> Mask:
@@ -102,8 +104,8 @@ def lengths(n: Any) -> Mask:
     if number is not None:
         return Lengths(_check_count(number, "lengths(n)", 0))
     counts = _check_array(n, "lengths(n)", is_integer, "an int >= 0, or one per batch entry", 0)
-    if is_host(counts) and bool((counts < 0).any()):
-        raise MaskArgumentError("lengths(n)", "counts >= 0", counts.tolist(), "M10")
+    if is_host(counts) and bool(((counts < 0) | (counts > LARGEST_SIZE)).any()):
+        raise MaskArgumentError("lengths(n)", f"counts from 0 to {LARGEST_SIZE}", counts.tolist(), "M10")
     return Lengths(counts)
 
 
@@ -136,7 +138,7 @@ def documents(q_ids: Any, k_ids: Any = None) -> Mask:
     if k_ids is not None:
         k_ids = _check_array(k_ids, "documents(k_ids)", is_integer, "an integer array (batch..., Lk)", 1)
         broadcast_shapes((tuple(q_ids.shape[:-1]), tuple(k_ids.shape[:-1])), "documents(k_ids)")
-    return Documents(q_ids, k_ids)
+    return Documents(*narrow_ids(q_ids, k_ids))
 
 
 def dense(array: Any) -> Mask:
@@ -195,6 +197,7 @@ def _check_array(x: Any, argument: str, kind: Any, expected: str, rank: int) -> 
         if kind is is_bool:
             raise MaskKindError(argument, expected, describe(x))
         raise MaskArgumentError(argument, expected, describe(x), _clause(argument))
+    library_of(array, argument)
     if array.ndim < rank:
         raise MaskArgumentError(argument, expected, describe(x), _clause(argument))
     return array

@@ -8,20 +8,28 @@ from __future__ import annotations
 from typing import Any
 
 from refattn import registry
-from refattn.arrays import Array, is_array, is_host, library_of
+from refattn.arrays import Array, describe, is_array, is_host, library_of
 from refattn.biases import Bias, Plain, Relative, as_bias
+from refattn.errors import NotAnArrayError
 from refattn.frames import Frame
 from refattn.masks import Mask, as_mask
 
 
-def host(x: Any) -> Array:
-    """Any library's array as a NumPy array of the same values, by the library's plugin, else by NumPy itself."""
+def host(x: Any, argument: str = "array") -> Array:
+    """Any library's array as a NumPy array of the same values, by the library's plugin, else by NumPy itself.
+
+    Raises NotAnArrayError (A7) for one that has none to read, such as a sparse tensor.
+    """
     import numpy as np
 
     root = type(x).__module__.partition(".")[0]
     foreign = is_array(x) and not is_host(x)
     plugin = registry.plugin_of("jax" if root.startswith("jax") else root) if foreign else None  # jaxlib's are jax's
-    return np.asarray(x if plugin is None else plugin.host(x))
+    try:
+        return np.asarray(x if plugin is None else plugin.host(x))
+    except Exception as fault:  # what a foreign library raises is about its own array
+        got = f"{describe(x)}, {type(fault).__name__}: {fault}"
+        raise NotAnArrayError(argument, "an array whose values can be read", got) from fault
 
 
 def wide(x: Array) -> Array:

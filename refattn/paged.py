@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Self
 
-from .arrays import Array, as_int, describe, from_list, into_library
+from .arrays import Array, as_int, describe, from_list, into_library, library_of
 from .cache import Cache, Seen, allocate_buffers, known, tidy
 from .errors import CacheError, CapacityError
 from .masks import lengths
@@ -200,7 +200,8 @@ class PagedKVCache(Cache):
 
 def _check_tables(tables: Any, k: Array) -> list[list[int]]:
     """Tables as lists of ints. Raises CacheError unless they name pages of the buffer k."""
-    pages = int(k.shape[0]) if getattr(k, "ndim", 0) else 0
+    library_of(k, "k")
+    pages = int(k.shape[0]) if k.ndim else 0
     expected = f"one sequence of page numbers from 0 to {pages - 1} per batch entry"
     try:
         rows = [[as_int(page) for page in row] for row in tables]

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import Any, NamedTuple
 
-from .arrays import Array, Library, describe, device_of, library_of, quiet, same_device, same_library
-from .dtypes import is_float
+from .arrays import Array, Library, describe, device_of, is_array, library_of, quiet, same_device, same_library
+from .dtypes import dtype_name, is_float
 from .errors import PartialError
 
 
@@ -35,6 +35,8 @@ def merge(partials: Iterable[Partial], sinks: Array | None = None) -> Partial:
     >>> output.round(3), np.exp(lse).round(3)
     (array([[0.8]]), array([10.]))
     """
+    if is_array(partials) or not isinstance(partials, Iterable):
+        raise PartialError("partials", "a sequence of Partials", describe(partials))
     parts = [_checked(partial) for partial in partials]
     if not parts:
         raise PartialError("partials", "at least one Partial", "none")
@@ -44,8 +46,11 @@ def merge(partials: Iterable[Partial], sinks: Array | None = None) -> Partial:
         for x in part:
             same_library(library, x, "partials")
             same_device(library, device, x, "partials")
-        if tuple(part.output.shape) != tuple(parts[0].output.shape) or part.output.dtype != parts[0].output.dtype:
-            raise PartialError("partials", "partials of one shape and dtype", describe(part.output))
+        for x, first in zip(part, parts[0], strict=True):
+            if tuple(x.shape) != tuple(first.shape) or dtype_name(x.dtype) != dtype_name(parts[0].output.dtype):
+                raise PartialError("partials", "partials of one shape and dtype", describe(x))
+        if not is_float(part.output.dtype):
+            raise PartialError("partials", "partials of a floating dtype", describe(part.output))
     if sinks is not None:
         same_library(library, sinks, "sinks")
         same_device(library, device, sinks, "sinks")
@@ -92,8 +97,8 @@ def _mixed(xp: Any, first: Array, second: Array, share: Array, other: Array) -> 
 
 
 def _checked(partial: Any) -> Partial:
-    fits = isinstance(partial, tuple) and len(partial) == 2 and all(hasattr(x, "shape") for x in partial)
-    if not fits or tuple(partial[0].shape[:-1]) != tuple(partial[1].shape):
+    fits = isinstance(partial, tuple) and len(partial) == 2 and all(map(is_array, partial))
+    if not fits or len(partial[0].shape) < 2 or tuple(partial[0].shape[:-1]) != tuple(partial[1].shape):
         expected = "Partial(output (..., H, Lq, d_v), lse (..., H, Lq))"
         raise PartialError("partials", expected, " and ".join(map(describe, partial)) if fits else describe(partial))
     return Partial(*partial)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from .arrays import Array, as_int, describe
-from .cache import Cache, Seen, allocate_buffers, greatest, known, tidy
+from .arrays import Array
+from .cache import Cache, Seen, allocate_buffers, greatest, known, size_of, tidy
 from .errors import CacheError
 from .masks import Mask, dense, lengths, window
 
@@ -33,10 +33,7 @@ class RollingKVCache(Cache):
 
     def __init__(self, k: Array, v: Array, window: int, length: Any = 0, start: Any = 0) -> None:
         super().__init__(k, v)
-        number = as_int(window)
-        if number is None or number < 1:
-            raise CacheError("window", "an int >= 1", describe(window))
-        self._window = number
+        self._window = size_of(window, "window", 1)
         self._length = self._counts(length, "length", 2**29, CacheError)
         self._start = self._counts(start, "start", 2**29, CacheError)
         if known(self._length, self._start):
@@ -49,8 +46,8 @@ class RollingKVCache(Cache):
         cls, like: Array, batch: int, kv_heads: int, window: int, d_k: int, d_v: int | None = None
     ) -> RollingKVCache:
         """An empty cache in the library, device and dtype of `like`; d_v is d_k by default. Raises CacheError (K9)."""
-        slots = 2 * window if as_int(window) is not None else window
-        sizes = {"batch": batch, "kv_heads": kv_heads, "window": window, "slots": slots}
+        window = size_of(window, "window", 1)
+        sizes = {"batch": batch, "kv_heads": kv_heads, "window": window, "slots": 2 * window}
         return cls(*allocate_buffers(like, sizes, ("batch", "kv_heads", "slots"), d_k, d_v), window)
 
     @property

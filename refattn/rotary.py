@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any, NamedTuple
 
 from .arrays import (
     Array,
     as_int,
+    as_real,
     broadcasts_to,
     describe,
     device_of,
     from_list,
     into_library,
+    is_array,
     is_one_of,
     library_of,
     quiet,
 )
-from .dtypes import compute_dtype, is_float, is_integer
+from .dtypes import RANGES, compute_dtype, is_float, is_integer
 from .errors import RotaryError
 
 STYLES = ("half", "interleaved")
@@ -51,14 +52,16 @@ def rope(x: Array, positions: Any, *, style: str, base: float = 10000.0, width: 
         raise RotaryError("x", "a floating array (..., L, d)", describe(x))
     if not is_one_of(style, STYLES):
         raise RotaryError("style", f"one of {', '.join(STYLES)}", describe(style))
-    if isinstance(base, bool) or not isinstance(base, numbers.Real) or not 0 < base < math.inf:
-        raise RotaryError("base", "a finite real number > 0", describe(base))
+    dtype = compute_dtype(xp, x.dtype)
+    least, number = RANGES["float64" if dtype is xp.float64 else "float32"][0], as_real(base)
+    if number is None or not least <= number < math.inf:  # beyond, no speed is a number of that dtype
+        raise RotaryError("base", f"a finite real number > 0, {least:.3g} at the least", describe(base))
     turned = x.shape[-1] if width is None else as_int(width)
     if turned is None or turned < 0 or turned % 2 or turned > x.shape[-1]:
         raise RotaryError("width", f"an even int from 0 to d = {x.shape[-1]}", describe(x if width is None else width))
-    positions = from_list(positions)
-    if not hasattr(positions, "dtype") or not (is_integer(positions.dtype) or is_float(positions.dtype)):
-        raise RotaryError("positions", "a real array (L,) or (batch..., L)", describe(positions))
+    given, positions = positions, from_list(positions)
+    if not is_array(positions) or not (is_integer(positions.dtype) or is_float(positions.dtype)):
+        raise RotaryError("positions", "a real array (L,) or (batch..., L)", describe(given))
     positions = into_library(positions, library, device, "positions")
     batch, length = tuple(x.shape[:-3]), x.shape[-2]
     if positions.ndim < 1 or positions.shape[-1] != length or not broadcasts_to(tuple(positions.shape[:-1]), batch):
@@ -66,10 +69,9 @@ def rope(x: Array, positions: Any, *, style: str, base: float = 10000.0, width: 
 
     if not turned:
         return x
-    dtype = compute_dtype(xp, x.dtype)
     head = (1,) if positions.ndim > 1 else ()
     angle = xp.reshape(xp.astype(positions, dtype), (*positions.shape[:-1], *head, length, 1))  # B7
-    speed = xp.asarray([float(base) ** (-2.0 * i / turned) for i in range(turned // 2)], dtype=dtype, device=device)
+    speed = xp.asarray([number ** (-2.0 * i / turned) for i in range(turned // 2)], dtype=dtype, device=device)
     with quiet(library):
         cos, sin = xp.cos(angle * speed), xp.sin(angle * speed)  # (..., L, width / 2)
         wide = xp.astype(x, dtype, copy=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from refattn.arrays import is_one_of
+from refattn.arrays import as_size, describe, is_one_of
 from refattn.dtypes import COMPUTED
 from refattn.errors import ModelError
 
@@ -67,10 +67,13 @@ class Model:
 
     def __post_init__(self) -> None:
         for name in ("products", "sums", "weights"):
-            if (dtype := getattr(self, name)) is not None and dtype not in ROUNDOFF:
-                raise ModelError(f"{name} of a model", f"None or one of {', '.join(ROUNDOFF)}", repr(dtype))
-        if self.tile < 1:
-            raise ModelError("tile of a model", "a number of keys, at least 1", repr(self.tile))
+            if (dtype := getattr(self, name)) is not None and not is_one_of(dtype, ROUNDOFF):
+                raise ModelError(f"{name} of a model", f"None or one of {', '.join(ROUNDOFF)}", describe(dtype))
+        for name in ("stored", "prescaled", "truncating", "flush", "coherent"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ModelError(f"{name} of a model", "Python's True or False", describe(value))
+        if as_size(self.tile, 1) is None:
+            raise ModelError("tile of a model", "a number of keys, at least 1", describe(self.tile))
 
 
 MODELS = {
@@ -138,12 +141,14 @@ def rounding_model(dtype: str, model: str | Model = "fused", coherent: bool = Fa
     >>> bounds.rounding_model("bfloat16").storage
     0.00390625
     """
-    if dtype not in COMPUTED:
-        raise ModelError("dtype", f"one of {', '.join(COMPUTED)}", repr(dtype))
+    if not is_one_of(dtype, COMPUTED):
+        raise ModelError("dtype", f"one of {', '.join(COMPUTED)}", describe(dtype))
     if not isinstance(model, Model):
         if not is_one_of(model, MODELS):
-            raise ModelError("model", f"one of {', '.join(MODELS)}, or a Model", repr(model))
+            raise ModelError("model", f"one of {', '.join(MODELS)}, or a Model", describe(model))
         model = MODELS[model]
+    if not isinstance(coherent, bool):
+        raise ModelError("coherent", "Python's True or False", describe(coherent))
     wide = "float64" if dtype == "float64" else "float32"
     storage, kept = ROUNDOFF[dtype], NORMAL if model.flush else LEAST
     stored = model.stored and dtype != wide

@@ -8,11 +8,11 @@ Nothing is imported here that a test suite would notice: NumPy and Hypothesis ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
-from refattn.arrays import Array
-from refattn.dtypes import COMPUTED
+from refattn.arrays import Array, as_size, describe, is_array, is_one_of
+from refattn.dtypes import COMPUTED, is_bool
 from refattn.errors import InputsError
 
 if TYPE_CHECKING:
@@ -157,9 +157,20 @@ def inputs(
     from refattn.conformance.inputs import drawn_inputs
 
     for argument, given, known in (("features", features, FEATURES), ("dtypes", dtypes, COMPUTED)):
-        if isinstance(given, str) or not set(given) <= set(known):
-            raise InputsError(argument, f"names out of {', '.join(known)}", repr(given))
-    return drawn_inputs(tuple(dtypes), frozenset(features), longest, tuple(widths))
+        if not _is_collection(given) or not all(is_one_of(x, known) for x in given):
+            raise InputsError(argument, f"names out of {', '.join(known)}", describe(given))
+    if not dtypes:
+        raise InputsError("dtypes", "at least one dtype", "none")
+    most = as_size(longest, 1)
+    if most is None:
+        raise InputsError("longest", "an int >= 1", describe(longest))
+    if not _is_collection(widths) or not widths or any(as_size(width) is None for width in widths):
+        raise InputsError("widths", "some ints >= 0", describe(widths))
+    return drawn_inputs(tuple(dtypes), frozenset(features), most, tuple(map(int, widths)))
+
+
+def _is_collection(x: Any) -> bool:
+    return isinstance(x, (tuple, list, Set))
 
 
 def weights_svg(q: Array, k: Array, v: Array, *, entry: int = 0, head: int = 0, **options: Any) -> str:
@@ -187,7 +198,6 @@ def mask_svg(visible: Array) -> str:
     """
     from refattn.conformance.reports import plots
 
-    shape, dtype = tuple(getattr(visible, "shape", ())), str(getattr(visible, "dtype", type(visible).__name__))
-    if len(shape) != 2 or 0 in shape or "bool" not in dtype:
-        raise InputsError("visible", "a boolean matrix (Lq, Lk) that is not empty", f"{dtype} of shape {shape}")
+    if not is_array(visible) or len(visible.shape) != 2 or 0 in visible.shape or not is_bool(visible.dtype):
+        raise InputsError("visible", "a boolean matrix (Lq, Lk) that is not empty", describe(visible))
     return plots.mask_svg(visible)

@@ -10,10 +10,12 @@ import math
 from typing import Any, TypeAlias
 
 from .arrays import (
+    LARGEST_SIZE,
     Array,
     Library,
     Shape,
     as_int,
+    as_size,
     broadcast_shapes,
     describe,
     device_of,
@@ -91,8 +93,11 @@ class Mask:
         >>> masks.causal().visible(rows=3, keys=[2, 3, 4])
         array([ True,  True, False])
         """
+        for name, x in (("rows", rows), ("keys", keys)):
+            if is_array(x):
+                library_of(x, name)
         like = self._like(rows, keys)
-        library = library_of(like, "rows")
+        library = library_of(like, "mask")
         device = device_of(library, like)
         rows, keys = (_indices(x, library, device, name) for name, x in (("rows", rows), ("keys", keys)))
         if rows.ndim == 1 and keys.ndim == 1:
@@ -115,10 +120,8 @@ class Mask:
         array([[ True, False],
                [ True,  True]])
         """
-        k_len = q_len if k_len is None else k_len
-        for name, length in (("q_len", q_len), ("k_len", k_len)):
-            if (as_int(length) or 0) < 0 or as_int(length) is None:
-                raise MaskArgumentError(name, "an int >= 0", describe(length))
+        q_len = _length(q_len, "q_len")
+        k_len = q_len if k_len is None else _length(k_len, "k_len")
         like = self._like() if like is None else like
         library = library_of(like, "like")
         for part in self.parts():
@@ -241,7 +244,17 @@ def _indices(x: Any, library: Library, device: Any, argument: str) -> Array:
         array = array.astype("int64")  # an empty list has no dtype of its own
     if not is_array(array) or not is_integer(array.dtype):
         raise MaskArgumentError(argument, "integer indices: an int, a range, a list or an array", describe(x))
+    if is_host(array) and bool(((array <= -FAR) | (array >= FAR)).any()):
+        raise MaskArgumentError(argument, f"indices between -{FAR} and {FAR}", describe(x))
     return library.xp.astype(into_library(array, library, device, argument), dtype, copy=False)
+
+
+def _length(x: Any, argument: str) -> int:
+    """A number of rows or keys. Raises MaskArgumentError (M14)."""
+    number = as_size(x)
+    if number is None:
+        raise MaskArgumentError(argument, f"an int >= 0, at most {LARGEST_SIZE}", describe(x))
+    return number
 
 
 def _numpy_array() -> Array:

@@ -28,7 +28,7 @@ class TorchBackend(Plugin):
         return plain.to(device=device, dtype=getattr(torch, name))
 
     def _host(self, torch: Any, x: Array) -> Array:
-        x = x.detach().cpu()
+        x = x.detach().cpu().resolve_conj().resolve_neg()  # lazy bits that NumPy has not
         small = x.dtype == torch.bfloat16 or (x.dtype.is_floating_point and x.dtype.itemsize == 1)
         return (x.to(torch.float32) if small else x).numpy()
 

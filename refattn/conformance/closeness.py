@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from refattn.arrays import Array, is_array
+from refattn.arrays import Array, describe, is_array
 from refattn.conformance.case import Problem
 from refattn.conformance.diagnosis.rows import Call, likeness
 from refattn.conformance.diagnosis.single import diagnose
@@ -29,7 +30,7 @@ from refattn.dtypes import COMPUTED, dtype_name, is_float8
 from refattn.errors import ModelError
 from refattn.goldens import Golden, golden
 from refattn.on_host import host, plain_options, wide
-from refattn.rounding import MODELS, ROUNDOFF, Model, described
+from refattn.rounding import MODELS, ROUNDOFF, Model, described, rounding_model
 
 # Rows on which other readings of the arguments are tried, and numbers of rows and heads that a message lists.
 TRIED, LISTED = 32, 8
@@ -74,16 +75,27 @@ def explained(
     diagnosed asks for what the result looks like.
     """
     exact = golden(q, k, v, rows=rows, **options)
+    values: dict[str, Array] = {}
     for what, array in (("output", actual), ("log-sum-exp", lse)):
-        if not (is_array(array) or (array is None and what != "output")):
+        if array is None and what != "output":
+            continue
+        if is_array(array):
+            values[what] = host(array, "actual" if what == "output" else "lse")
+        if what not in values or values[what].dtype == object:
             pair = "; hand over output and log-sum-exp as actual and lse=" * isinstance(array, tuple)
             return f"the {what} is {in_words(array)}, expected an array{pair} [A7]"
     claim = Claim(claimed(dtype, actual), model, coherent)
+    rounding_model("float32", model, coherent)  # raises what is wrong with a claim
+    own = dtype_name(actual.dtype)
+    if own not in COMPUTED:
+        return f"the output has dtype {own}, expected {_wanted(q, claim, dtype)} [A4]"
+    if lse is not None and dtype_name(lse.dtype) not in COMPUTED:
+        return f"the log-sum-exp has dtype {dtype_name(lse.dtype)}, expected a floating one [P4]"
     picked = np.arange(q.shape[-2])[slice(None) if rows is None else np.asarray(rows, dtype=int)]
-    output, whole = _of_rows(host(actual), picked, q.shape[-2], axis=-2)
+    output, whole = _of_rows(values["output"], picked, q.shape[-2], axis=-2)
     result = Result(output=wide(output), dtype=claim.dtype)
     if lse is not None:
-        sums, _ = _of_rows(host(lse), picked, q.shape[-2], axis=-1)
+        sums, _ = _of_rows(values["log-sum-exp"], picked, q.shape[-2], axis=-1)
         result = Result(output=result.output, dtype=claim.dtype, lse=wide(sums), lse_dtype=dtype_name(lse.dtype))
     if fault := _form(exact, result, claim, actual, q, dtype):
         return fault
@@ -102,18 +114,24 @@ def claimed(dtype: Any, actual: Array) -> str:
     """The name of the dtype that a result is judged in."""
     if dtype is None:
         return dtype_name(actual.dtype)
-    name = dtype if isinstance(dtype, str) else dtype_name(dtype)
+    name = ""
+    with contextlib.suppress(Exception):  # a foreign object may refuse to be hashed or printed
+        name = dtype if isinstance(dtype, str) else dtype_name(dtype)
     if name not in COMPUTED:
-        raise ModelError("dtype", f"one of {', '.join(COMPUTED)}", repr(dtype))
+        raise ModelError("dtype", f"one of {', '.join(COMPUTED)}", describe(dtype))
     return name
+
+
+def _wanted(q: Array, claim: Claim, asked: Any) -> str:
+    """The dtype that the output should have: that of q unless another is asked for."""
+    if asked is not None:
+        return claim.dtype
+    return "float32" if is_float8(q.dtype) else dtype_name(q.dtype)
 
 
 def _form(exact: Golden, result: Result, claim: Claim, actual: Array, q: Array, asked: Any) -> str:
     """What is wrong with shapes and dtypes, or ""."""
-    own, of_q = dtype_name(actual.dtype), "float32" if is_float8(q.dtype) else dtype_name(q.dtype)
-    wanted = of_q if asked is None else claim.dtype
-    if own not in COMPUTED:
-        return f"the output has dtype {own}, expected {wanted} [A4]"
+    own, wanted = dtype_name(actual.dtype), _wanted(q, claim, asked)
     if fault := form_fault(exact, result, claim.dtype):
         turned = np.shape(np.swapaxes(result.output, -2, -3)) if result.output.ndim > 2 else ()
         swapped = "; it seems to be (..., tokens, heads, width)" * (fault[0] == "A1" and turned == exact.output.shape)

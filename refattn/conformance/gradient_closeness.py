@@ -22,7 +22,7 @@ from refattn.dtypes import COMPUTED, dtype_name, is_float, is_float8
 from refattn.errors import GradientError, InputsError
 from refattn.goldens import golden
 from refattn.on_host import host, wide
-from refattn.rounding import ROUNDOFF, Model
+from refattn.rounding import ROUNDOFF, Model, rounding_model
 
 
 def explained(
@@ -39,6 +39,7 @@ def explained(
 ) -> str:
     """What is wrong with gradients, "" if nothing is; arguments as in `assert_gradients_close`."""
     golden(q, k, v, rows=[], **options)  # raises what attention raises, and computes no row
+    rounding_model("float32", model, coherent)  # and what is wrong with a claim
     given = {"q": q, "k": k, "v": v} | {name: x for name in ("bias", "sinks") if (x := options.get(name)) is not None}
     named = _named(gradients, given)
     problem = _problem(Call(q, k, v, options), grad_output, Claim("float64", model, coherent), given)

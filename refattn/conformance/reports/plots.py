@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from refattn.arguments import check_call
-from refattn.arrays import Array, is_array
+from refattn.arrays import Array, as_size, describe, is_array
 from refattn.clauses import clause
 from refattn.conformance.reports.heatmap import Axis, Kind, Scale, heatmap, shrunk
 from refattn.conformance.reports.page import styles
 from refattn.conformance.reports.pictures import MOST, ON_ONE_SIDE, visibility_picture
-from refattn.errors import InputsError
+from refattn.errors import InputsError, NotAnArrayError
 from refattn.goldens import golden_visible
 from refattn.on_host import host
 
@@ -26,12 +26,16 @@ HIDDEN, NAN = len(ON_ONE_SIDE), len(ON_ONE_SIDE) + 1
 
 def weights_svg(q: Array, k: Array, v: Array, *, entry: int = 0, head: int = 0, **options: Any) -> str:
     """SVG of the weights of one head, entry counting through the batch; see `refattn.testing.weights_svg`."""
+    for argument, x in (("q", q), ("k", k), ("v", v)):
+        if not is_array(x):
+            raise NotAnArrayError(argument, "an array", describe(x))
     given = {name: host(x) if is_array(x) else x for name, x in options.items()}
-    call = check_call(host(q), host(k), host(v), **given)
+    call = check_call(host(q, "q"), host(k, "k"), host(v, "v"), **given)
     leading = call.scores_shape[:-2]
     for argument, index, count in (("entry", entry, math.prod(leading[:-1])), ("head", head, leading[-1])):
-        if not 0 <= index < count:
-            raise InputsError(argument, f"an index below {count}", str(index))
+        number = as_size(index)
+        if number is None or number >= count:
+            raise InputsError(argument, f"an index below {count}", describe(index) if number is None else number)
     if 0 in call.scores_shape:
         raise InputsError("q", "at least one query and one key", f"scores of shape {call.scores_shape}")
     at = (*(int(i) for i in np.unravel_index(entry, leading[:-1])), head) if leading[:-1] else (head,)
@@ -54,7 +58,7 @@ def weights_svg(q: Array, k: Array, v: Array, *, entry: int = 0, head: int = 0, 
 
 def mask_svg(visible: Array) -> str:
     """SVG of who sees whom, of a boolean matrix (Lq, Lk), True = visible, that is not empty."""
-    return visibility_picture(host(visible), "mask", style=styles("map.css")).svg
+    return visibility_picture(host(visible, "visible"), "mask", style=styles("map.css")).svg
 
 
 def _in_words(entry: int, head: int, leading: tuple[int, ...]) -> str:
