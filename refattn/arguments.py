@@ -19,6 +19,7 @@ from .arrays import (
     describe,
     device_of,
     has_shape,
+    in_rows,
     is_host,
     library_of,
     same_device,
@@ -123,7 +124,8 @@ def check_call(
     for term in () if bias is None else bias.terms():
         more.extend(term.arrays().values())
     compute = compute_dtype(xp, q.dtype, *(x.dtype for x in more))  # A5
-    q, k, v = (xp.astype(x, compute, copy=False) for x in (q, k, v))
+    q, k, v = (in_rows(library, xp.astype(x, compute, copy=False)) for x in (q, k, v))
+    k = in_rows(library, k, met=q)
     if one_head:
         q, k, v = (x[None, :, :] for x in (q, k, v))
         scores_shape = (1, *scores_shape)

@@ -234,6 +234,19 @@ def broadcasts_to(shape: Shape, target: Shape) -> bool:
     return all(size == 1 or size == target[offset + axis] for axis, size in enumerate(shape))
 
 
+def in_rows(library: Library, x: Array, met: Array | None = None) -> Array:
+    """A host array whose rows are adjacent numbers, copied if need be: products of others add in another order (N4).
+
+    met is what it is multiplied with, at another address: NumPy multiplies an array with itself in a way of its own.
+    """
+    if not library.host or not x.size:
+        return x
+    row, step = x.strides[-2:]
+    adjacent = x.flags.aligned and step == x.itemsize and row >= step * x.shape[-1] and row % step == 0
+    apart = met is None or x.ctypes.data != met.ctypes.data
+    return x if adjacent and apart else x.copy(order="C")
+
+
 def quiet(library: Library, device: Any = None) -> contextlib.AbstractContextManager[Any]:
     """No floating-point warnings: an overflow in an invisible pair is no one's concern (N5).
 

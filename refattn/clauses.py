@@ -587,6 +587,8 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Repeatable",
         "One library, machine, shape and thread setting give the same bits every time.",
+        "Where NumPy arrays lie in memory, and in which order, changes no bit; PyTorch adds in another order for other "
+        "strides and alignments, within the bound.",
     ),
     Clause(
         "N5",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from . import registry
 from .arguments import Call, check_call
-from .arrays import Array, Shape, describe, quiet, same_device, same_library
+from .arrays import Array, Shape, describe, in_rows, quiet, same_device, same_library
 from .biases import Bias, Plain, Relative
 from .dtypes import is_float
 from .errors import GradientError
@@ -107,7 +107,7 @@ def check_gradient(call: Call, gradient: Any) -> Array:
     shape: Shape = (*call.scores_shape[call.one_head : -1], call.v.shape[-1])
     if not is_float(gradient.dtype) or tuple(gradient.shape) != shape:
         raise GradientError("grad_output", f"a floating array of the output's shape {shape}", describe(gradient))
-    gradient = call.library.xp.astype(gradient, call.compute, copy=False)
+    gradient = in_rows(call.library, call.library.xp.astype(gradient, call.compute, copy=False), met=call.v)
     return gradient[None, ...] if call.one_head else gradient
 
 

@@ -123,22 +123,36 @@ def test_small_integers_numpy_scalars_and_byte_orders_are_welcome() -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_memory_layouts_do_not_matter() -> None:
-    """Fortran order, negative and zero strides, read-only memory and subclasses change nothing."""
+@pytest.mark.parametrize("lead", [(), (BATCH, HEADS)])
+@pytest.mark.parametrize("path", ["dense", "tiled"])
+def test_memory_layouts_do_not_matter(path: str, lead: tuple[int, ...]) -> None:
+    """Order, strides, alignment, byte order, read-only memory and subclasses change no bit, of gradients neither."""
 
     class Own(np.ndarray):
         """A subclass that does nothing else."""
 
-    values = np.random.default_rng(0).standard_normal((BATCH, HEADS, Q_LEN, D_K))
-    expected = refattn.attention(values, values, values, causal=True)
-    flipped = np.ascontiguousarray(values[::-1, ::-1, ::-1, ::-1])[::-1, ::-1, ::-1, ::-1]
+    def results(x: Any) -> list[np.ndarray]:
+        options: dict[str, Any] = {"causal": True, "path": path}
+        return [
+            *refattn.attention_with_lse(x, x, x, **options),
+            *refattn.attention_vjp(x, x, x, x, **options)[:3],
+        ]
+
+    values = np.random.default_rng(0).standard_normal((*lead, 67, 16))
+    flipped = np.ascontiguousarray(values[..., ::-1, ::-1])[..., ::-1, ::-1]
     locked = values.copy()
     locked.flags.writeable = False
-    for x in (np.asfortranarray(values), flipped, np.repeat(values, 2, axis=-1)[..., ::2], locked, values.view(Own)):
-        np.testing.assert_allclose(refattn.attention(x, x, x, causal=True), expected, rtol=1e-13)
-    spread = np.broadcast_to(values[:1, :, :1, :], values.shape)
-    same = refattn.attention(values, spread.copy(), spread.copy())
-    np.testing.assert_allclose(refattn.attention(values, spread, spread), same, rtol=1e-13)
+    unaligned = np.frombuffer(bytearray(values.nbytes + 1), dtype=np.uint8)[1:].view(values.dtype).reshape(values.shape)
+    unaligned[...] = values
+    turned = values.astype(values.dtype.newbyteorder())
+    sliced = np.repeat(values, 2, axis=-1)[..., ::2]
+    for x in (np.asfortranarray(values), flipped, sliced, locked, unaligned, turned, values.view(Own)):
+        for actual, expected in zip(results(x), results(values), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+        np.testing.assert_array_equal(x, values)
+    spread = np.broadcast_to(values[..., :1, :], values.shape)
+    for actual, expected in zip(results(spread), results(spread.copy()), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.library("torch")
