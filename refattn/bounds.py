@@ -34,6 +34,8 @@ LARGEST_ERROR = 300.0
 DISTANCES = 2**16
 # Weights below this size are lost in so small a share of all that they are counted without looking at each of them.
 NEGLIGIBLE = 2.0**-100
+# Sums below are not near the largest number of any dtype that is computed in.
+FAR = 1e30
 
 
 class Rows(NamedTuple):
@@ -84,6 +86,20 @@ class Sums(NamedTuple):
     raised: Array  # (..., R, d_v) raised times |v|
     vanished: Array  # (..., R, d_v) what weights below the smallest number are worth, times |v|
     incoming: Array  # (..., R, d_v) raised times the error that came in with v
+
+
+def reach(block: Block, scale: float) -> Array:
+    """The largest sum of sizes on the way to a visible logit of each row, (R,); 0 where it is far from overflowing."""
+    import numpy as np
+
+    factor = max(1.0, abs(scale))
+    q, k = np.abs(block.q), np.abs(block.k)
+    bias = 0.0 if block.bias is None else np.abs(finite(block.bias))
+    with np.errstate(over="ignore", invalid="ignore"):
+        most = np.max(q, initial=0.0) * np.max(k, initial=0.0) * q.shape[-1] * factor + np.max(bias, initial=0.0)
+        if most < FAR:
+            return np.zeros(len(q))
+        return np.max((q @ k.T) * factor + bias, axis=-1, where=block.visible, initial=0.0)
 
 
 def score_error(rows: Rows, block: Block, model: Rounding) -> Array:
@@ -200,7 +216,8 @@ def output_bound(rows: Rows, sums: Sums, model: Rounding) -> Array:
         relative = math.expm1(min(LARGEST_ERROR, _output_wear(rows.k_len, model)))
         computed = (moved + relative * sums.raised + sums.vanished + terms) / least_sum
         bound = computed * (1 + model.storage) + model.storage * own + 2 * model.least
-    bound = np.where(rows.some[..., None], bound * model.reference, 0.0)
+        full = sums.raised * _sum_over_largest(rows)[..., None] > model.largest
+    bound = np.where(full, np.inf, np.where(rows.some[..., None], bound * model.reference, 0.0))
     return np.where(judgeable(rows, sums.grown, model)[..., None], bound, np.inf)
 
 

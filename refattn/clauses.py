@@ -256,7 +256,13 @@ CLAUSES: tuple[Clause, ...] = (
         "Plain arithmetic gives a logit of inf, -inf or NaN there, by signs and by the order of a sum, and so hides a "
         "broken key in some rows and shows it in others.",
     ),
-    Clause("M21", "MUST", "NaN query", "A NaN in a query row affects that row alone."),
+    Clause(
+        "M21",
+        "MUST",
+        "NaN query",
+        "A NaN in a query row affects that row alone.",
+        "An infinity there is plain arithmetic: its logits are infinite or NaN, and a soft cap makes them finite.",
+    ),
     Clause("M22", "SHOULD", "Drawing", "A mask can be drawn, one mark per pair of query and key."),
     Clause(
         "P1",
@@ -597,7 +603,15 @@ CLAUSES: tuple[Clause, ...] = (
         "Non-finite data in invisible places raises no floating-point warning; genuine overflow may.",
         "A lazy library computes later, under its caller's floating-point settings.",
     ),
-    Clause("N6", "MUST", "Bound", "Every result has a derived error bound, which the core keeps."),
+    Clause(
+        "N6",
+        "MUST",
+        "Bound",
+        "Every result has a derived error bound, which the core keeps.",
+        "Where a product or a sum on the way leaves the range of the compute dtype (products of 3.4e38 and more in "
+        "float32, in gradients too), the bound is infinite: what comes then is a matter of the order of the operations, "
+        "and paths may differ.",
+    ),
     Clause(
         "C1",
         "MUST",

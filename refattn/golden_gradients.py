@@ -94,6 +94,9 @@ class GoldenGradients:
         u = wear(chosen.arithmetic)
         lse = np.reshape(self._exact.lse_bound(dtype, model, coherent), self._lead)  # rank 2 has no head axis
         loose = ~np.isfinite(lse) | self._broken
+        for pairs in self._pairs():  # sums of G . v beyond the range of the arithmetic
+            size = np.abs(pairs.gradient) @ np.abs(bounds.finite(pairs.block.v)).T
+            loose[pairs.at] |= np.any((size > chosen.largest) & pairs.block.visible, axis=-1)
         lse = np.where(loose, 0.0, lse)
         output = np.reshape(self._exact.bound(dtype, model, coherent), self._rows.output.shape)
         row_sum = self._row_sum_error(chosen, lse, output)
@@ -204,6 +207,7 @@ class GoldenGradients:
             if model.stored:  # each query head's part on its own, before they are summed
                 computed = computed + model.storage * self._summed(name, self._sizes_of(self._sums))
             bound = computed * (1 + model.storage) + model.storage * np.abs(value) + 2 * model.least
+            open_ = open_ | (self._summed(name, sizes) > model.largest)
         bound = np.where(met, bound * model.reference, 0.0)
         return np.where(open_ | np.isnan(bound), np.inf, bound)
 

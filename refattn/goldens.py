@@ -170,16 +170,20 @@ class Golden:
         says that rounding errors may all go the same way. 0 in rows that are NaN, infinite where nothing can be
         judged. Raises ModelError (N6) for a dtype or a name that there is no bound for.
         """
+        import numpy as np
+
         chosen, per_value = rounding_model(dtype, model, coherent), (self._d_v,)
         sums = bounds.Sums(*self._sums(bounds.output_sums, [(), (), *4 * [per_value]], chosen))
         self._weight_sums[chosen] = sums.grown, sums.lost
-        return self._finish(bounds.output_bound(self.results(...), sums, chosen))
+        bound = bounds.output_bound(self.results(...), sums, chosen)
+        bound[self._beyond] = np.inf
+        return self._finish(bound, chosen)
 
     def lse_bound(self, dtype: str, model: str | Model = "fused", coherent: bool = False) -> Array:
         """The same for the log-sum-exp."""
         chosen = rounding_model(dtype, model, coherent)
         grown, lost = self._sums_of_weights(chosen)
-        return self._finish(bounds.lse_bound(self.results(...), grown, lost, chosen))
+        return self._finish(bounds.lse_bound(self.results(...), grown, lost, chosen), chosen)
 
     def weights_bound(self, dtype: str, model: str | Model = "fused", coherent: bool = False) -> Array:
         """The same for the weights."""
@@ -191,7 +195,7 @@ class Golden:
         for at, keys, block in self.blocks():
             bound[(*at, keys)] = bounds.weights_bound(self.results(at), block, grown[at], lost[at], chosen)
         bound[~bounds.judgeable(self.results(...), grown, chosen)] = np.inf
-        return self._finish(bound)
+        return self._finish(bound, chosen)
 
     def _sum_up(self, weights: bool) -> None:
         """Softmax over one block of keys after the other, each row relative to a level near its largest logit."""
@@ -201,6 +205,7 @@ class Golden:
         self._nan = np.isnan(self._sinks) | np.isposinf(self._sinks)
         self._sinks = np.where(self._nan, -np.inf, self._sinks)
         self._some, self._largest = np.zeros(lead, dtype=bool), np.full(lead, -np.inf)
+        self._reach = np.zeros(lead)
         self._level = np.maximum(self._sinks, np.finfo(np.float64).min)
         total, output = _Sum(lead), _Sum((*lead, self._d_v))
         total.add(..., 0.0, np.exp(self._sinks - self._level))
@@ -217,8 +222,9 @@ class Golden:
                 np.exp(grown, out=grown)
                 total.add(at, shift, np.sum(grown, axis=-1))
                 output.add(at, shift[:, None], grown @ v)
-                self._some[at], self._level[at] = True, raised
-                self._largest[at] = np.maximum(self._largest[at], top)
+            self._reach[at] = np.maximum(self._reach[at], bounds.reach(block, self._scale))
+            self._some[at], self._level[at] = True, raised
+            self._largest[at] = np.maximum(self._largest[at], top)
             if v is not block.v:
                 seen = block.visible.astype(np.float64)
                 up[at] |= seen @ (np.isnan(block.v) | np.isposinf(block.v)) > 0
@@ -233,7 +239,9 @@ class Golden:
             quotient = output.value / self._total[..., None]
         self._lse, self._output = np.where(self._nan, 0.0, lse), bounds.finite(quotient)
         poison = np.where(up & down, np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))
-        self.output = self._trim(np.where(self._nan[..., None], np.nan, quotient) + poison)
+        self._beyond = ~np.isfinite(quotient) & (poison == 0) & ~self._nan[..., None]  # float64 itself overflowed
+        output = np.where(poison == 0, quotient, poison)  # whatever the weight (M20)
+        self.output = self._trim(np.where(self._nan[..., None], np.nan, output))
         self.lse = self._trim(np.where(self._nan, np.nan, lse))
         self.weights: Array = None if kept is None else self._trim(self._normalised(kept))
 
@@ -241,9 +249,8 @@ class Golden:
         """Which rows a NaN, an infinity, or logits of -inf alone make NaN (M20, M21, P7)."""
         import numpy as np
 
-        query = ~np.all(np.isfinite(self._q), axis=-1)
         nothing = np.isneginf(self._largest) & np.isneginf(self._sinks)  # to divide by
-        return (self._some & (query | nothing)) | np.isnan(self._largest) | np.isposinf(self._largest)
+        return (self._some & nothing) | np.isnan(self._largest) | np.isposinf(self._largest)
 
     def _normalised(self, logits: Array) -> Array:
         """The weights of logits (..., H, R, Lk), in their place."""
@@ -273,8 +280,13 @@ class Golden:
     def _trim(self, x: Array) -> Array:
         return x[0] if self._single else x
 
-    def _finish(self, bound: Array) -> Array:
+    def _finish(self, bound: Array, model: Rounding) -> Array:
+        import numpy as np
+
         bound[self._nan] = 0.0
+        bound[self._reach >= model.largest] = np.inf
+        if 0 < abs(self._scale) < model.smallest:  # 0 there, and infinity times 0 is NaN
+            bound[np.any(np.isinf(self._q), axis=-1)] = np.inf
         return self._trim(bound)
 
     def results(self, at: Any) -> bounds.Rows:
@@ -349,6 +361,9 @@ class Golden:
         finite_q, finite_k = bounds.finite(q), bounds.finite(k)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             scaled = finite_q @ finite_k.T
+            if finite_q is not q:  # an infinite query is no key: plain arithmetic says what follows (P7)
+                broken = ~np.all(np.isfinite(q), axis=-1)
+                scaled[broken] = q[broken] @ finite_k.T
             scaled *= self._scale
             if finite_k is not k:
                 scaled[:, ~np.all(np.isfinite(k), axis=-1)] = np.nan

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, fields
 
 from refattn.arrays import as_size, describe, is_one_of
-from refattn.dtypes import COMPUTED
+from refattn.dtypes import COMPUTED, RANGES
 from refattn.errors import ModelError
 
 # Unit roundoff, to nearest: half the distance from 1 to the next number.
@@ -112,6 +112,20 @@ class Rounding:
     least_weight: float
     least_input: float
     least_term: float
+
+    @property
+    def largest(self) -> float:
+        """The largest number that scores and softmax may have on the way: beyond, nothing follows."""
+        return self._range[1]
+
+    @property
+    def smallest(self) -> float:
+        """The smallest normal number of the arithmetic."""
+        return self._range[0]
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        return RANGES["float64" if self.arithmetic == ROUNDOFF["float64"] else "float32"]
 
     @property
     def reference(self) -> float:
