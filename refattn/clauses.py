@@ -609,7 +609,7 @@ CLAUSES: tuple[Clause, ...] = (
         "Bound",
         "Every result has a derived error bound, which the core keeps.",
         "Where a product or a sum on the way leaves the range of the compute dtype (products of 3.4e38 and more in "
-        "float32, in gradients too), the bound is infinite: what comes then is a matter of the order of the operations, "
+        "float32, in gradients too), the bound is infinite: what comes then depends on the order of the operations, "
         "and paths may differ.",
     ),
     Clause(
