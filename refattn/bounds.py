@@ -225,6 +225,14 @@ def lse_bound(rows: Rows, grown: Array, lost: Array, model: Rounding) -> Array:
     """The bound of each log-sum-exp, (..., R), stored in the accumulation type; 0 for rows with nothing to sum."""
     import numpy as np
 
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _lse_bound(rows, grown, lost, model)
+
+
+def _lse_bound(rows: Rows, grown: Array, lost: Array, model: Rounding) -> Array:
+    """`lse_bound`, under its caller's floating-point settings."""
+    import numpy as np
+
     u, lse = model.arithmetic, finite(rows.lse)
     moved = np.log1p(grown + _sink(rows, model)[0])
     moved = np.maximum(moved, -np.log1p(-_lost(rows, lost, model)))

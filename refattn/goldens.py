@@ -240,8 +240,8 @@ class Golden:
         self._lse, self._output = np.where(self._nan, 0.0, lse), bounds.finite(quotient)
         poison = np.where(up & down, np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))
         self._beyond = ~np.isfinite(quotient) & (poison == 0) & ~self._nan[..., None]  # float64 itself overflowed
-        output = np.where(poison == 0, quotient, poison)  # whatever the weight (M20)
-        self.output = self._trim(np.where(self._nan[..., None], np.nan, output))
+        shown = np.where(poison == 0, quotient, poison)  # whatever the weight (M20)
+        self.output = self._trim(np.where(self._nan[..., None], np.nan, shown))
         self.lse = self._trim(np.where(self._nan, np.nan, lse))
         self.weights: Array = None if kept is None else self._trim(self._normalised(kept))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import Array, Shape, broadcasts_to, describe, is_host
+from .arrays import Array, Shape, broadcasts_to, describe, is_host, library_of
 from .errors import BatchError, MaskArgumentError, MaskShapeError
 from .frames import FAR, Frame, check_index, pair_readings, start_range
 from .visibility import ALL, MIXED, NONE, Mask, Span
@@ -251,10 +251,9 @@ def narrow_ids(q_ids: Array, k_ids: Array | None) -> tuple[Array, Array | None]:
     ids = [x for x in (q_ids, k_ids) if x is not None]
     if not all(map(is_host, ids)) or all(x.size == 0 or -FAR < x.min() <= x.max() < FAR for x in ids):
         return q_ids, k_ids
-    import numpy
-
+    xp = library_of(q_ids, "documents(q_ids)").xp
     flat = [x.ravel() if x.dtype == ids[0].dtype else x.ravel().astype(object) for x in ids]  # not as floats
-    ranks = numpy.unique(numpy.concatenate(flat), return_inverse=True)[1].ravel()
+    ranks = xp.reshape(xp.unique_inverse(xp.concat(flat)).inverse_indices, (-1,))
     q, k = ranks[: q_ids.size].reshape(q_ids.shape), ranks[q_ids.size :]
     return q, None if k_ids is None else k.reshape(k_ids.shape)
 

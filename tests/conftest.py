@@ -11,6 +11,7 @@ from libraries import LIBRARIES, SLOW, Library, dtypes
 
 # Slow libraries get fewer examples, and OTHERS is for those without a number.
 EXAMPLES, OTHERS = {"numpy": 300, "torch": 150, "jax": 10, "dask": 10}, 100
+SWEPT = 10_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,12 +25,15 @@ def pytest_configure(config: pytest.Config) -> None:
     slow = config.getoption("--library") in SLOW
     phases = (Phase.explicit, Phase.generate) if slow else tuple(Phase)
     profile = config.getoption("--hypothesis-profile") or "refattn"
-    # `--hypothesis-profile sweep`: fresh cases instead of the same ones, and ten times as many, for every test.
+    # `--hypothesis-profile sweep`: fresh cases instead of the same ones, and ten times as many, for every test; where
+    # no call is compiled or scheduled, SWEPT of them for the tests of the whole surface.
     sweep = profile == "sweep"
-    for name, count in (("sweep" if sweep else "refattn", examples), ("few", max(2, examples // 10))):
-        many = 10 * count if sweep else count
+    more = 10 if sweep else 1
+    counts = {"sweep" if sweep else "refattn": more * examples, "few": more * max(2, examples // 10)}
+    counts["surface"] = SWEPT if sweep and not slow else more * examples
+    for name, count in counts.items():
         settings.register_profile(
-            name, deadline=None, derandomize=not sweep, max_examples=many, database=None, phases=phases
+            name, deadline=None, derandomize=not sweep, max_examples=count, database=None, phases=phases
         )
     if profile in ("refattn", "sweep"):
         settings.load_profile(profile)

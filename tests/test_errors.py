@@ -4,6 +4,7 @@ import copy
 import importlib
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -165,6 +166,31 @@ def test_sparse_tensors_are_refused(library: Library) -> None:
         name = "q" if arrays[0] is odd else "k"
         assert_refused(errors.NotAnArrayError, name, ("dense", "layout"), refattn.attention, *arrays)
     assert_refused(errors.NotAnArrayError, "bias", ("layout",), refattn.attention, x, x, x, bias=odd)
+
+
+@pytest.mark.library("torch")
+def test_nested_and_unreadable_tensors_are_refused(library: Library) -> None:
+    """A nested tensor, which has no shape to ask for, is refused wherever it stands; so is one that cannot be read."""
+    torch = importlib.import_module("torch")
+    with warnings.catch_warnings(action="ignore"):  # of a prototype
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    x = torch.ones(2, 3)
+    for argument, error in {
+        "q": errors.NotAnArrayError,
+        "mask": errors.NotAnArrayError,
+        "bias": errors.NotAnArrayError,
+        "scale": errors.ScaleError,
+        "softcap": errors.SoftcapError,
+        "sinks": errors.NotAnArrayError,
+        "q_start": errors.StartError,
+    }.items():
+        assert_refused(error, argument, (), refattn.attention, **{"q": x, "k": x, "v": x, argument: nested})
+    assert_refused(errors.MaskArgumentError, "window(left)", (), masks.window, nested, 0)
+    assert_refused(errors.HeadSplitError, "heads", (), refattn.split_heads, x, nested)
+    meta = torch.ones(2, 3, device="meta")
+    assert_refused(errors.NotAnArrayError, "q", ("read",), refattn.golden, meta, meta, meta)
+    turned = torch.complex(x, -x).conj().imag  # negated by a bit that NumPy has not
+    assert np.array_equal(refattn.golden(turned, x, x).output, np.ones((2, 3)))
 
 
 @pytest.mark.library("dask")

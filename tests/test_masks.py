@@ -344,3 +344,24 @@ def test_evaluation_beyond_the_arrays(library: Library) -> None:
     assert_refused(errors.NotAnArrayError, "like", ("list",), masks.causal().to_array, 2, 2, like=[1])
     assert_refused(errors.MaskArgumentError, "lengths(n)", ("[-1, 2]",), masks.lengths, [-1, 2])
     assert_refused(errors.MaskArgumentError, "blocks(size)", ("int 0",), masks.blocks, [[True]], (1, 0))
+
+
+def test_large_ids_stay_apart(library: Library) -> None:
+    """Ids of 64 bits keep what is equal and what is not, in libraries whose default integers have 32 bits too."""
+    ids = np.asarray([2**40, 0, 2**63 - 1, -(2**63), 2**40])
+    unsigned = np.asarray([2**64 - 1, 2**63, 0], dtype=np.uint64)
+    like = library.array(np.zeros(1))
+    for q_ids, k_ids in ((ids, None), (ids, unsigned), (unsigned, ids), (ids.tolist(), [2**40])):
+        keys = q_ids if k_ids is None else k_ids
+        expected = [[int(q) == int(k) for k in keys] for q in q_ids]
+        shown = masks.documents(q_ids, k_ids).to_array(len(q_ids), len(keys), like=like)
+        np.testing.assert_array_equal(library.host(shown), expected)
+
+
+def test_small_integers_of_numpy_do_not_wrap() -> None:
+    """A NumPy integer as the side of a window or a length is the number that it is, in tiles too."""
+    window = masks.window(np.uint8(2), np.uint8(0))
+    np.testing.assert_array_equal(window.to_array(np.uint8(4), np.uint8(4)), masks.window(2, 0).to_array(4, 4))
+    assert window.tile(range(8, 9), range(7, 9)) == "all"
+    blocks = masks.blocks([[True, False]], 2)
+    np.testing.assert_array_equal(blocks.to_array(np.uint8(2), np.uint8(4)), [[True, True, False, False]] * 2)
