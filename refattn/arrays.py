@@ -241,8 +241,9 @@ def in_rows(library: Library, x: Array, met: Array | None = None) -> Array:
     """
     if not library.host or not x.size:
         return x
-    row, step = x.strides[-2:]
-    adjacent = x.flags.aligned and step == x.itemsize and row >= step * x.shape[-1] and row % step == 0
+    (row, step), width = x.strides[-2:], x.shape[-1] * x.itemsize
+    near = row == width if x.shape[-1] == 1 else row >= width and row % step == 0  # one column is a vector
+    adjacent = x.flags.aligned and step == x.itemsize and near
     apart = met is None or x.ctypes.data != met.ctypes.data
     return x if adjacent and apart else x.copy(order="C")
 

@@ -73,7 +73,12 @@ class GoldenGradients:
         self._sink = np.exp(self._rows.sink - self._rows.level) / self._rows.total
         self._sums.sinks = -self._sink * self._row_sum
         self.values = {
-            name: np.where(self._reached(name, self._broken), np.nan, self._summed(name, self._sums)) for name in shapes
+            name: np.where(
+                self._reached(name, self._broken),
+                np.nan,
+                np.where(self._reached(name), self._summed(name, self._sums), 0.0),
+            )
+            for name in shapes
         }
 
     def bounds(self, dtype: str, model: str | Model = "fused", coherent: bool = False) -> dict[str, Array]:
@@ -94,8 +99,8 @@ class GoldenGradients:
         u = wear(chosen.arithmetic)
         lse = np.reshape(self._exact.lse_bound(dtype, model, coherent), self._lead)  # rank 2 has no head axis
         loose = ~np.isfinite(lse) | self._broken
-        for pairs in self._pairs():  # sums of G . v beyond the range of the arithmetic
-            size = np.abs(pairs.gradient) @ np.abs(bounds.finite(pairs.block.v)).T
+        for pairs in self._pairs():  # G . v, its distance from D or that times the scale beyond the arithmetic's range
+            size = 2 * max(1.0, abs(self._rows.scale)) * np.abs(pairs.gradient) @ np.abs(bounds.finite(pairs.block.v)).T
             loose[pairs.at] |= np.any((size > chosen.largest) & pairs.block.visible, axis=-1)
         lse = np.where(loose, 0.0, lse)
         output = np.reshape(self._exact.bound(dtype, model, coherent), self._rows.output.shape)
@@ -227,7 +232,7 @@ class GoldenGradients:
         marks.q[...] = np.any(pairs, axis=-1)[..., None]
         marks.k[...] = marks.v[...] = np.any(pairs, axis=-2)[..., None]
         marks.logits = pairs.astype(np.float64) if name == "bias" else None
-        sunk = np.isfinite(self._rows.sink) | self._broken  # a sink of NaN is -inf there, and breaks its rows
+        sunk = np.isfinite(self._rows.sink) | (self._broken if rows is None else rows)  # NaN is -inf there
         marks.sinks = np.any(pairs, axis=-1) & sunk
         return np.asarray(self._summed(name, marks) > 0)
 

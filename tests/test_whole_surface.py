@@ -5,6 +5,7 @@ Each example is one call of forward, stages, log-sum-exp and gradients, dense an
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from drawn_calls import Call, Floats, calls
 from hostile_values import ARGUMENTS, VALUES, layouts
 from libraries import Library
 from refattn import errors
+from refattn.golden_gradients import GoldenGradients
 
 # Numbers that break carelessness, by the dtype whose range they are in; NaN and infinities may stand anywhere.
 SPECIAL = {
@@ -116,6 +118,21 @@ def test_right_calls_give_right_results(library: Library, data: st.DataObject) -
         assert_right(result["output"], exact.output, bounds[0], dtype, f"{path} output")
         wide = "float64" if result["lse"].dtype == np.float64 else "float32"
         assert_right(result["lse"], exact.lse, bounds[1], wide, f"{path} log-sum-exp")
+    terms = call.options.get("bias") or []
+    shapes = {name: x.shape for name, x in (("q", call.q), ("k", call.k), ("v", call.v))}
+    if "sinks" in options:
+        shapes["sinks"] = tuple(options["sinks"].shape)
+    if [name for name, _ in terms] == ["array"]:
+        shapes["bias"] = terms[0][1].values.shape
+    with np.errstate(all="ignore"):
+        of = GoldenGradients(exact, library.host(gradient).astype(np.float64), shapes)
+        limits = {name: of.bounds(name, coherent=True) for name in {dtype, "float32", "float64"}}
+    for (path, result), name in itertools.product(found.items(), shapes):
+        actual = result[f"gradient of {'term 0 of the bias' if name == 'bias' else name}"]
+        own = {"sinks": call.options.get("sinks"), "bias": terms and terms[0][1]}.get(name)
+        stored = own.named(dtype) if own else dtype
+        limit = np.maximum(limits[dtype][name], limits[stored][name])
+        assert_right(actual, of.values[name], limit, stored, f"{path} gradient of {name}")
     np.testing.assert_array_equal(library.host(stages.output), found["dense"]["output"])
     np.testing.assert_array_equal(library.host(stages.lse), found["dense"]["lse"])
     shown = np.any(library.host(stages.visible), axis=-1)
