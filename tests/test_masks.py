@@ -360,8 +360,9 @@ def test_large_ids_stay_apart(library: Library) -> None:
 
 def test_small_integers_of_numpy_do_not_wrap() -> None:
     """A NumPy integer as the side of a window or a length is the number that it is, in tiles too."""
-    window = masks.window(np.uint8(2), np.uint8(0))
-    np.testing.assert_array_equal(window.to_array(np.uint8(4), np.uint8(4)), masks.window(2, 0).to_array(4, 4))
+    small: Any = np.uint8
+    window = masks.window(small(2), small(0))
+    np.testing.assert_array_equal(window.to_array(small(4), small(4)), masks.window(2, 0).to_array(4, 4))
     assert window.tile(range(8, 9), range(7, 9)) == "all"
     blocks = masks.blocks([[True, False]], 2)
-    np.testing.assert_array_equal(blocks.to_array(np.uint8(2), np.uint8(4)), [[True, True, False, False]] * 2)
+    np.testing.assert_array_equal(blocks.to_array(small(2), small(4)), [[True, True, False, False]] * 2)

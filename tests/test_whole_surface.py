@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import refattn
 from drawn_calls import Call, Floats, calls
 from hostile_values import ARGUMENTS, VALUES, layouts
-from libraries import Library
+from libraries import SLOW, Library
 from refattn import errors
 from refattn.golden_gradients import GoldenGradients
 
@@ -102,7 +102,7 @@ def snapshot(library: Library, arrays: list[Any]) -> list[bytes]:
 def test_right_calls_give_right_results(library: Library, data: st.DataObject) -> None:
     """Golden values within their bound, dense and tiled; NumPy's bits whatever the layout; no argument changes."""
     dtype = data.draw(st.sampled_from(library.dtypes))
-    call = data.draw(extreme_calls(dtype, few_shapes=library.name in ("jax", "dask")))
+    call = data.draw(extreme_calls(dtype, few_shapes=library.name in SLOW))
     arrays, options = call.arguments(library, dtype)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     exact = None
@@ -158,7 +158,7 @@ def test_right_calls_give_right_results(library: Library, data: st.DataObject) -
 def test_malformed_calls_are_refused(library: Library, data: st.DataObject) -> None:
     """A wrong value of one argument is refused by a class of refattn, or is legal; nothing else ever comes of it."""
     dtype = data.draw(st.sampled_from(library.dtypes))
-    call = data.draw(calls(few_shapes=library.name in ("jax", "dask")))
+    call = data.draw(calls(few_shapes=library.name in SLOW))
     arrays, options = call.arguments(library, dtype)
     given_too: dict[str, Any] = dict(zip("qkv", arrays, strict=True), **options)
     name = data.draw(st.sampled_from(ARGUMENTS))
