@@ -319,11 +319,12 @@ def vectors(session: nox.Session) -> None:
 
 @nox.session(requires=["wheel"], default=False)
 def sweep(session: nox.Session) -> None:
-    """Test on fresh random cases, ten times as many, and judge JAX and Dask in all cases and dtypes (60 minutes)."""
-    install(session, "test", extra="jax")
+    """Test on fresh random cases, 10,000 of the whole surface, and judge JAX and Dask in all cases (90 minutes)."""
+    install(session, "test", extra="jax,torch")
     pinned(session, "dask[array,distributed]")
     for library in ("numpy", "strict"):
         pytest(session, "tests", "--library", library, "--hypothesis-profile", "sweep")
+    pytest(session, "tests/test_whole_surface.py", "--library", "torch", "--hypothesis-profile", "sweep")
     for target in ("refattn-jax", "refattn-jax-tiled", "refattn-dask", "refattn-dask-tiled"):
         pytest(session, "--pyargs", "refattn.conformance", "--refattn-target", target)
 

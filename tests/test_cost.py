@@ -202,3 +202,10 @@ def test_bad_sizes_of_caches_and_alternatives_are_refused() -> None:
         cost.kv_cache_bytes(1, 10, 1, 4, "float8")
     with pytest.raises(CostError, match=r"^window: expected a whole number of at least 1"):
         cost.alternatives(10, 4, window=0)
+
+
+def test_long_distances_are_counted_exactly() -> None:
+    """Layers on the way are whole numbers beyond what a float holds, too."""
+    length = 3 * 2**60 + 1
+    found = {one.method: one for one in cost.alternatives(length, width=1, kernel=4, window=4)}
+    assert found["convolution"].path == found["local attention"].path == 2**60
