@@ -99,6 +99,9 @@ class Relative(Bias):
         xp = frame.xp
         table = xp.astype(frame.array(self.table, "relative(table)"), dtype, copy=False)
         index = self.columns(frame)
+        if 0 in index.shape:  # Dask cannot reshape axes of size zero
+            shape = (*index.shape[:-3], table.shape[0], *index.shape[-2:])
+            return xp.zeros(shape, dtype=dtype, device=frame.device)
         picked = xp.take(table, xp.reshape(index, (-1,)), axis=1)  # (H, all pairs)
         batch = tuple(index.shape[:-3])
         picked = xp.reshape(picked, (table.shape[0], *batch, *index.shape[-2:]))
