@@ -216,7 +216,7 @@ def output_bound(rows: Rows, sums: Sums, model: Rounding) -> Array:
         relative = math.expm1(min(LARGEST_ERROR, _output_wear(rows.k_len, model)))
         computed = (moved + relative * sums.raised + sums.vanished + terms) / least_sum
         bound = computed * (1 + model.storage) + model.storage * own + 2 * model.least
-        full = sums.raised * _sum_over_largest(rows)[..., None] > model.largest
+        full = np.isnan(bound) | (sums.raised * _sum_over_largest(rows)[..., None] > model.largest)
     bound = np.where(full, np.inf, np.where(rows.some[..., None], bound * model.reference, 0.0))
     return np.where(judgeable(rows, sums.grown, model)[..., None], bound, np.inf)
 
@@ -279,7 +279,8 @@ def sink_error(rows: Rows, model: Rounding) -> Array:
     import numpy as np
 
     sink, u = finite(rows.sink), model.arithmetic + (model.storage if model.stored else 0.0)
-    return u * np.abs(sink) + 2 * model.arithmetic * np.abs(sink - _peak(rows))
+    with np.errstate(over="ignore"):
+        return u * np.abs(sink) + 2 * model.arithmetic * np.abs(sink - _peak(rows))
 
 
 def _lost(rows: Rows, lost: Array, model: Rounding) -> Array:

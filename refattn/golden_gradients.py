@@ -102,8 +102,9 @@ class GoldenGradients:
         for pairs in self._pairs():  # G . v, its distance from D or that times the scale beyond the arithmetic's range
             size = 2 * max(1.0, abs(self._rows.scale)) * np.abs(pairs.gradient) @ np.abs(bounds.finite(pairs.block.v)).T
             loose[pairs.at] |= np.any((size > chosen.largest) & pairs.block.visible, axis=-1)
-        lse = np.where(loose, 0.0, lse)
         output = np.reshape(self._exact.bound(dtype, model, coherent), self._rows.output.shape)
+        loose |= ~np.all(np.isfinite(output), axis=-1)
+        lse = np.where(loose, 0.0, lse)
         row_sum = self._row_sum_error(chosen, lse, output)
         errors, sizes = self._new(), self._new()
         for pairs in self._pairs():
@@ -197,6 +198,8 @@ class GoldenGradients:
         with np.errstate(over="ignore", invalid="ignore"):
             come = bounds.score_error(rows, pairs.block, model) / cap
         share = np.abs(bounds.finite(pairs.block.capped)) / cap
+        if cap < model.smallest:  # which stands for it in the arithmetic
+            return np.ones_like(share)
         return np.minimum(1.0, come) + (10 * share + 3) * model.arithmetic + 4 * share * _stored(model)
 
     def _bound(self, name: str, errors: Sums, sizes: Sums, model: Rounding, loose: Array) -> Array:

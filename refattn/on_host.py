@@ -77,7 +77,8 @@ def bias_at(terms: list[Bias], rows: Array, keys: slice, starts: tuple[Any, ...]
         else:
             value = term.evaluate(frame, np.float64)
         hidden = hidden | np.isneginf(value)
-        total = total + np.where(np.isneginf(value), 0.0, value)
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows has no bound
+            total = total + np.where(np.isneginf(value), 0.0, value)
     return np.where(hidden, -np.inf, total)
 
 
