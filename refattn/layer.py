@@ -265,7 +265,7 @@ def _check_layer(
 def _check_fed(library: Library, device: Any, x: Array, weights: AttentionWeights) -> None:
     """Blames x for its library, device or dtype where the matrices agree with each other and not with it."""
     others = [library_of(w, name) for name, w in zip(("w_q", "w_k", "w_v"), weights[:3], strict=True)]
-    if others[0] is not library and all(other is others[0] for other in others):
+    if others[0].xp is not library.xp and all(other.xp is others[0].xp for other in others):
         expected = f"an array of {spelled(others[0])}, as the weights are"
         raise LibraryMismatchError("x", expected, f"an array of {spelled(library)}")
     on = device_of(library, weights.w_q)
