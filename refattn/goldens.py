@@ -346,11 +346,13 @@ class Golden:
                 visible = np.broadcast_to(visible, shape)
                 for index in np.ndindex(*shape[:-2]):
                     nan = self._nan[index][start : start + len(rows)]
-                    seen = np.flatnonzero(np.any(visible[index], axis=-1) & ~nan)
-                    if seen.size:
+                    seen = np.flatnonzero(np.any(visible[index], axis=-1))
+                    if not np.all(nan[seen]):
                         at = (*index, start + seen)
                         pairs = [None if x is None else x[index][seen] for x in (visible, bias)]
-                        yield at, keys, self._evaluate(at, keys, *pairs)
+                        # NaN rows too: of fewer rows a product may round otherwise than it did before they were known.
+                        block = self._evaluate(at, keys, *pairs)
+                        yield (*index, start + seen[~nan[seen]]), keys, _some_rows(block, ~nan[seen])
 
     def _evaluate(self, at: tuple[Any, ...], keys: slice, visible: Array, bias: Array | None) -> bounds.Block:
         """One block of rows and keys of one head. Logits are NaN where the key is not finite (M20)."""
@@ -373,6 +375,15 @@ class Golden:
                 logits = np.where(visible, logits, -np.inf)
         errors = [self._errors[0][at], *(x[kv][keys] for x in self._errors[1:])] if self._errors else None
         return bounds.Block(finite_q, finite_k, v, errors, visible, scaled, capped, bias, logits)
+
+
+def _some_rows(block: bounds.Block, kept: Array) -> bounds.Block:
+    """The block without the other rows."""
+    if kept.all():
+        return block
+    by_row = {name: getattr(block, name) for name in ("q", "visible", "scaled", "capped", "bias", "logits")}
+    errors = None if block.errors is None else [block.errors[0][kept], *block.errors[1:]]
+    return block._replace(errors=errors, **{name: None if x is None else x[kept] for name, x in by_row.items()})
 
 
 class _Sum:
