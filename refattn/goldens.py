@@ -17,6 +17,7 @@ from refattn.arguments import check_call
 from refattn.arrays import Array, describe, from_list, is_host
 from refattn.dtypes import is_integer
 from refattn.errors import InputsError
+from refattn.exact_sums import ExactSum
 from refattn.on_host import bias_at, bias_on_host, host, mask_at, take, wide
 from refattn.rounding import Model, Rounding, rounding_model
 
@@ -207,7 +208,7 @@ class Golden:
         self._some, self._largest = np.zeros(lead, dtype=bool), np.full(lead, -np.inf)
         self._reach = np.zeros(lead)
         self._level = np.maximum(self._sinks, np.finfo(np.float64).min)
-        total, output = _Sum(lead), _Sum((*lead, self._d_v))
+        total, output = ExactSum(lead), ExactSum((*lead, self._d_v))
         total.add(..., 0.0, np.exp(self._sinks - self._level))
         up, down = (np.zeros((*lead, self._d_v), dtype=bool) for _ in range(2))
         kept = np.full((*lead, self.k_len), -np.inf) if weights else None
@@ -384,28 +385,6 @@ def _some_rows(block: bounds.Block, kept: Array) -> bounds.Block:
     by_row = {name: getattr(block, name) for name in ("q", "visible", "scaled", "capped", "bias", "logits")}
     errors = None if block.errors is None else [block.errors[0][kept], *block.errors[1:]]
     return block._replace(errors=errors, **{name: None if x is None else x[kept] for name, x in by_row.items()})
-
-
-class _Sum:
-    """A sum of blocks that keeps what each addition rounds off (Knuth, 1969): many blocks are as exact as one."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        import numpy as np
-
-        self._high, self._low = np.zeros(shape), np.zeros(shape)
-
-    def add(self, at: Any, shift: Array, x: Array) -> None:
-        """Add x to the rows at an index, after what is there is multiplied by shift."""
-        old = self._high[at] * shift
-        new = old + x
-        taken = new - old
-        self._high[at], self._low[at] = new, self._low[at] * shift + ((old - (new - taken)) + (x - taken))
-
-    @property
-    def value(self) -> Array:
-        import numpy as np
-
-        return np.where(np.isfinite(self._high), self._high + self._low, self._high)
 
 
 def _pair_shape(q: Array, k: Array, v: Array) -> tuple[tuple[int, ...], int, int, int]:
