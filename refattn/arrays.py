@@ -235,13 +235,15 @@ def broadcasts_to(shape: Shape, target: Shape) -> bool:
 
 
 def in_rows(library: Library, x: Array, met: Array | None = None) -> Array:
-    """A host array whose matrices are adjacent numbers, copied if need be: products of others may round otherwise (N4).
+    """A host array whose rows are adjacent numbers, copied if need be: products of others add in another order (N4).
 
     met is what it is multiplied with, at another address: NumPy multiplies an array with itself in a way of its own.
     """
     if not library.host or not x.size:
         return x
-    adjacent = x.flags.aligned and x.strides[-2:] == (x.shape[-1] * x.itemsize, x.itemsize)
+    (row, step), width = x.strides[-2:], x.shape[-1] * x.itemsize
+    near = row == width if x.shape[-1] == 1 else row >= width and row % step == 0  # one column is a vector
+    adjacent = x.flags.aligned and step == x.itemsize and near
     apart = met is None or x.ctypes.data != met.ctypes.data
     return x if adjacent and apart else x.copy(order="C")
 

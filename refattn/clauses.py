@@ -593,8 +593,9 @@ CLAUSES: tuple[Clause, ...] = (
         "MUST",
         "Repeatable",
         "One library, machine, shape and thread setting give the same bits every time.",
-        "Where NumPy arrays lie in memory, and in which order, changes no bit; PyTorch adds in another order for other "
-        "strides and alignments, within the bound.",
+        "Where NumPy arrays lie in memory, and in which order, changes no bit, but for how far their rows lie apart: "
+        "products of such are read in place, and may round otherwise, within the bound. So do PyTorch's for other "
+        "strides and alignments.",
     ),
     Clause(
         "N5",

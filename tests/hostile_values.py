@@ -133,6 +133,10 @@ VALUES: dict[str, Callable[[], Any]] = {
 }
 
 
+# Layouts whose rows lie apart: read in place, where products may round otherwise (N4).
+APART = ("every other row", "heads behind rows")
+
+
 def layouts(x: np.ndarray) -> dict[str, np.ndarray]:
     """The same values in other places, or for "spread" those of the first row in every row."""
     flip = (..., slice(None, None, -1), slice(None, None, -1))

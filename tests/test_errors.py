@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 import refattn
+from hostile_values import APART, layouts
 from libraries import Library
 from malformed_calls import BATCH, D_K, D_V, HEADS, K_LEN, Q_LEN, SHAPES, TABLE
 from refattn import biases, errors, masks
+from refattn.arrays import in_rows, library_of
+from refattn.testing import assert_attention_close, assert_gradients_close
 from refusals import Maker, assert_refused
 
 
@@ -154,6 +157,21 @@ def test_memory_layouts_do_not_matter(path: str, lead: tuple[int, ...]) -> None:
     spread = np.broadcast_to(values[..., :1, :], values.shape)
     for actual, expected in zip(results(spread), results(spread.copy()), strict=True):
         np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("kind", APART)
+@pytest.mark.parametrize("path", ["dense", "tiled"])
+def test_rows_may_lie_apart(path: str, kind: str) -> None:
+    """Such arrays, of which tokens before heads are the commonest, are read in place, and results keep the bound."""
+    rng = np.random.default_rng(0)
+    plain = [rng.standard_normal((HEADS, 67, 16)) for _ in range(4)]
+    apart = [layouts(x)[kind] for x in plain]
+    library = library_of(plain[0], "q")
+    assert all(in_rows(library, x) is x for x in apart)
+    q, k, v, gradient = apart
+    assert_attention_close(refattn.attention(q, k, v, causal=True, path=path), *plain[:3], causal=True)
+    found = refattn.attention_vjp(q, k, v, gradient, causal=True, path=path)
+    assert_gradients_close(found, *plain, causal=True)
 
 
 @pytest.mark.library("torch")

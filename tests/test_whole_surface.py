@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import refattn
 from drawn_calls import Call, Floats, calls
-from hostile_values import ARGUMENTS, VALUES, layouts
+from hostile_values import APART, ARGUMENTS, VALUES, layouts
 from libraries import SLOW, Library
 from refattn import errors
 from refattn.golden_gradients import GoldenGradients
@@ -102,7 +102,7 @@ def snapshot(library: Library, arrays: list[Any]) -> list[bytes]:
 @settings(settings.get_profile("surface"))
 @given(data=st.data())
 def test_right_calls_give_right_results(library: Library, data: st.DataObject) -> None:
-    """Golden values within their bound, dense and tiled; NumPy's bits whatever the layout; no argument changes."""
+    """Golden values within their bound, dense and tiled; NumPy's bits in any layout but APART; no argument changes."""
     dtype = data.draw(st.sampled_from(library.dtypes))
     call = data.draw(extreme_calls(dtype, few_shapes=library.name in SLOW))
     arrays, options = call.arguments(library, dtype)
@@ -144,7 +144,7 @@ def test_right_calls_give_right_results(library: Library, data: st.DataObject) -
         assert np.all(result["output"][~sinkless] == 0)
     if library.name != "numpy":
         return
-    kinds = [data.draw(st.sampled_from(sorted(layouts(x)))) for x in (*arrays, gradient)]
+    kinds = [data.draw(st.sampled_from(sorted(layouts(x).keys() - {*APART}))) for x in (*arrays, gradient)]
     odd = [layouts(x)[kind] for x, kind in zip((*arrays, gradient), kinds, strict=True)]
     values = [np.array(x) for x in odd]
     path = data.draw(st.sampled_from(["dense", "tiled"]))
