@@ -111,8 +111,9 @@ def test_numbers_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     """A negative seed, and a picture that no memory holds, are one sentence and exit code 2, not the 1 of a verdict."""
     assert cli.main(["check", "numpy", "--quick", "--clauses", "S1", "--seed", "-1"]) == 2
     assert "--seed: must be 0 or more, it is -1" in capsys.readouterr().err
-    assert cli.main(["plot", "--causal", "--q-len", str(10**17), "--svg", "-"]) == 2
-    assert "refattn: not enough memory" in capsys.readouterr().err
+    for length, words in ((10**17, "refattn: q_len: expected an int"), (2**23, "refattn: not enough memory")):
+        assert cli.main(["plot", "--causal", "--q-len", str(length), "--svg", "-"]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_a_place_is_looked_at_before_a_card_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
