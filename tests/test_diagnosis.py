@@ -35,7 +35,7 @@ PLAIN = [(case, "float32") for case in CASES.values() if case.name.partition("."
 PLAIN = [pair for pair in PLAIN if "float32" in pair[0].dtypes]
 FUNCTIONS = [fault for fault in FAULTS if not (fault.patches or fault.backward)]
 # A seeded slice; python -m refattn.conformance.diagnosis.measure asks all.
-SLICE = np.random.default_rng(7).permutation(len(FUNCTIONS))[:5]
+SLICE = np.random.default_rng(7).permutation(len(FUNCTIONS))[:3]
 PAIRS = [
     ("no scale", "causal shows the next"),
     ("heads are interleaved", "poison leaks from v"),

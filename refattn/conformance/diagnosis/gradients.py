@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -91,10 +92,19 @@ def likenesses(problem: Problem, result: Result) -> list[Likeness]:
     wrong = [name for name, beyond in came.items() if beyond.any()]
     if len(came) < len(result.gradients) or not wrong:
         return []
+    exact = golden_gradients_of(problem)
+    bounds = exact.bounds(problem.dtype, "fused", problem.coherent)
     some: Likeness | None = None
     single: dict[str, Likeness] = {}
     for fault in FAULTS:
-        near = _near(fault, problem, result, wrong) if fault.backward and problem.dtype in fault.dtypes else {}
+        near = {}
+        for name, predicted in _predicted(fault, problem).items():
+            x = result.gradients.get(name)
+            if x is None or np.shape(x) != np.shape(predicted):
+                continue
+            apart = worst(x, predicted, _room(bounds[name], predicted, problem))
+            if apart <= FITS and (name not in wrong or worst(predicted, exact.values[name], bounds[name]) > FITS):
+                near[name] = apart  # what is wrong is not explained by a fault that does not move it
         for name in set(wrong) & near.keys():
             single.setdefault(name, Likeness(_match(fault, near[name]), (name,)))
         if set(wrong) <= near.keys():
@@ -107,21 +117,6 @@ def likenesses(problem: Problem, result: Result) -> list[Likeness]:
 
 def _match(fault: Fault, ratio: float) -> Match:
     return Match(fault.name, fault.clause, ratio, WORDS)
-
-
-def _near(fault: Fault, problem: Problem, result: Result, wrong: list[str]) -> dict[str, float]:
-    """The gradients that are near what a fault makes of them, in units of the bound; wrong ones if it moves them."""
-    exact = golden_gradients_of(problem)
-    bounds = exact.bounds(problem.dtype, "fused", problem.coherent)
-    near = {}
-    for name, predicted in _gradients(fault, problem).items():
-        x = result.gradients.get(name)
-        if x is None or np.shape(x) != np.shape(predicted):
-            continue
-        apart = worst(x, predicted, _room(bounds[name], predicted, problem))
-        if apart <= FITS and (name not in wrong or worst(predicted, exact.values[name], bounds[name]) > FITS):
-            near[name] = apart
-    return near
 
 
 def _multiples(problem: Problem, result: Result, explained: set[str]) -> Iterator[str]:
@@ -142,13 +137,21 @@ def _room(bound: Array, predicted: Array, problem: Problem) -> Array:
     return bound + 2 * ROUNDOFF[problem.dtype] * np.abs(np.where(np.isfinite(predicted), predicted, 0.0))
 
 
-def _gradients(fault: Fault, problem: Problem) -> dict[str, Array]:
-    """What a fault makes of a problem, on NumPy; nothing where it raises."""
+def _predicted(fault: Fault, problem: Problem) -> dict[str, Array]:
+    """What a backward fault makes of a problem, on NumPy; nothing of others, or where it raises."""
+    if not fault.backward or problem.dtype not in fault.dtypes:
+        return {}
+    target = _target(fault.name)
+    if target.unsupported(problem.needs, problem.dtype):
+        return {}
     try:
-        target = FunctionTarget(fault.name, "numpy", fault.attention(), fault.gradients())
-        if target.unsupported(problem.needs, problem.dtype):
-            return {}
         with np.errstate(all="ignore"):
             return target.call(problem).gradients
     except (TargetError, ValueError, TypeError, IndexError):
         return {}
+
+
+@functools.cache
+def _target(name: str) -> FunctionTarget:
+    fault = named(name)
+    return FunctionTarget(name, "numpy", fault.attention(), fault.gradients())
