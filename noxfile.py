@@ -136,7 +136,7 @@ def released(session: nox.Session) -> tuple[Path, Path]:
 @nox.session(requires=["dist"], default=False)
 def release(session: nox.Session) -> None:
     """Judge NumPy with the wheel alone, test the sdist, and find nothing left of either (5 minutes)."""
-    (source, built), elsewhere = released(session), Path(session.create_tmp())
+    (source, built), elsewhere = released(session), Path(session.create_tmp()).resolve()
     pinned(session, str(built))
     session.run("python", "-m", "pip", "check")
     with session.chdir(elsewhere):
@@ -148,7 +148,7 @@ def release(session: nox.Session) -> None:
         # Of the tests, those about what is shipped: files, metadata, examples, the command line, and data.
         pytest(session, *(f"tests/test_{name}.py" for name in ("packaging", "examples", "cli", "vectors")))
     session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", "refattn")
-    everywhere = Path(session.virtualenv.location).rglob("refattn*")
+    everywhere = Path(session.virtualenv.location).resolve().rglob("refattn*")
     if left := [str(path) for path in everywhere if elsewhere not in path.parents]:
         session.error(f"an uninstalled refattn leaves {', '.join(left)}")
 
