@@ -140,7 +140,7 @@ def _prepare_streams() -> None:
     """Closed streams lead nowhere; one that cannot show a character gets a question mark in its place, no traceback."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # and its descriptor, too, is no longer free for the next file that is opened
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  # for good
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  # a device, and open for good
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -168,5 +168,5 @@ def _ended_in_order() -> Iterator[list[int]]:
 
 def _silence(stream: Any) -> None:
     """Drops what is still to be printed: nobody can read it, and the interpreter would complain at exit."""
-    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123  # a device
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -51,7 +51,7 @@ class Real:
 class Mute:
     """What can be neither printed, compared, hashed nor asked for its truth."""
 
-    __hash__ = None  # type: ignore[assignment]  # on purpose
+    __hash__ = None  # type: ignore[assignment]  # so that hash() raises, as of a list
 
     def __repr__(self) -> str:
         raise RuntimeError("not printed")

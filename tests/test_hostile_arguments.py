@@ -232,7 +232,7 @@ def test_hostile_arguments(library: Library, name: str) -> None:
                 said = str(error)
             except judged:
                 continue
-            except Exception as error:
+            except Exception as error:  # whatever else is raised, it fails, and says for which value
                 raise AssertionError(f"{name}({argument}={kind})") from error
             else:
                 continue
