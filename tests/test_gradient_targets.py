@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import convention_kernels
@@ -16,8 +17,11 @@ from refattn import cli, registry
 from refattn.conformance.case import Case, Problem
 from refattn.conformance.cases import all_cases
 from refattn.conformance.cases.gradients import with_gradient
+from refattn.conformance.diagnosis.gradients import likeness
 from refattn.conformance.faults import named
+from refattn.conformance.gradients import golden_gradients_of
 from refattn.conformance.isolation.target import IsolatedTarget
+from refattn.conformance.judge import Result
 from refattn.conformance.plain import Draw
 from refattn.conformance.records import Report
 from refattn.conformance.runner import chosen_pairs, run_suite
@@ -186,6 +190,17 @@ def test_wrong_gradients_are_named(wrong: dict[str, Any], words: str, dtype: str
     (record,) = run_suite(target, [(grouped, dtype)], 20).records
     assert record.verdict == "fail" and words in record.message
     assert record.diagnosis and record.diagnosis["sentence"] == record.message
+
+
+@pytest.mark.library("numpy")
+def test_what_a_fault_does_not_move_it_does_not_explain() -> None:
+    """A gradient of q that is little beyond its bound is named by no fault of which the gradient of q is right."""
+    problem = grouped_and_causal(Draw("float32", np.random.default_rng(0)))
+    exact = golden_gradients_of(problem)
+    gradients = {name: np.asarray(exact.values[name], np.float64) for name in "qkv"}
+    gradients["q"] = gradients["q"] + 1.5 * exact.bounds("float32")["q"]
+    result = Result(output=np.zeros(0), dtype="float32", gradients=gradients)
+    assert "matches" not in likeness(problem, result) and "match " not in likeness(problem, result)
 
 
 def grouped_and_causal(draw: Draw) -> Problem:

@@ -166,3 +166,13 @@ def test_streams_that_are_full_or_closed(command: str, code: int, words: str) ->
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stderr) == (code, words)
+
+
+def test_who_reads_the_old_file_reads_on(tmp_path: Path) -> None:
+    """A file is put in its place, and not written over: whoever has the old one open still reads all of it."""
+    place = tmp_path / "report.json"
+    place.write_bytes(b"old")
+    with place.open("rb") as old:
+        write_whole(place, b"another")
+        assert old.read() == b"old"
+    assert place.read_bytes() == b"another"
