@@ -24,12 +24,12 @@ from refattn_backends.numpy_bias_sums import BiasSums, summable
 from refattn_backends.numpy_logits import Options, take
 from refattn_backends.numpy_options import options_of
 from refattn_backends.numpy_products import by_rows
-from refattn_backends.numpy_tiles import SOLO, scales_queries, tiled
+from refattn_backends.numpy_tiles import SOLO, scalable, tiled
 from refattn_backends.pieces import KEPT, Shown
 from refattn_backends.tiles import shown, spans
 
-ROWS, KEYS = 256, 480  # pairs of one head: two arrays of 480 KiB in float32 at once
-EDGE = 128  # rows of a strip along the edge of a mask
+ROWS, KEYS = 480, 480  # pairs of one head: two arrays of 900 KiB in float32 at once
+EDGE = 240  # rows of a strip along the edge of a mask
 FEW = 2**12  # pairs of a head: with no more, all heads are done sooner at once than one by one
 JOBS = 16  # so many jobs at once, as far as there are heads and rows for them
 
@@ -50,7 +50,7 @@ def backward(call: Call, gradient: Array) -> dict[str, Any] | None:
     heads or entries share, scales far from 1, queries at the ends of their range, no pairs or widths, and heads of few
     pairs.
     """
-    if 0 in (*call.scores_shape, call.q.shape[-1], call.v.shape[-1]) or not scales_queries(call):
+    if 0 in (*call.scores_shape, call.q.shape[-1], call.v.shape[-1]) or not scalable(call.q, call.scale):
         return None
     if prod(call.scores_shape[-2:]) <= FEW or not summable(call):
         return None

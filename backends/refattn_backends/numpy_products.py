@@ -12,12 +12,19 @@ import numpy as np
 from refattn.arrays import Array
 
 SMALL = 1_000_000  # multiplications: beyond, OpenBLAS packs
+LEAST, WIDE = 16, 64  # rows at a time at least, columns that are not divided
 NARROW = 32_768  # elements of a transposed operand: likewise
 
 
 def by_rows(a: Array, b: Array, out: Array) -> Array:
-    """a (S, M, K) @ b (S, K, N) into out, a few rows at a time."""
-    step = max(16, SMALL // max(b.shape[-2] * b.shape[-1], 1) // 16 * 16)
+    """a (S, M, K) @ b (S, K, N) into out, a few rows at a time, and half of b's columns where it is large."""
+    inner, width = b.shape[-2:]
+    if LEAST * inner * width > SMALL and width > WIDE:
+        half = width // 32 * 16
+        for columns in (slice(half), slice(half, None)):
+            by_rows(a, b[..., columns], out[..., columns])
+        return out
+    step = max(LEAST, SMALL // max(inner * width, 1) // 16 * 16)
     whole = a.shape[-2] // step * step
     if whole:
         np.matmul(_pieces(a[:, :whole], step), b[:, None], out=_pieces(out[:, :whole], step))

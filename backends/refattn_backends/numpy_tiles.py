@@ -29,7 +29,7 @@ from refattn_backends.pieces import Shown
 from refattn_backends.tiles import cut, finished, over_keys, shown, spans
 from refattn_backends.tiles import tiled as generic
 
-ROWS, KEYS = 256, 480  # scores of one head: 480 KiB in float32, half of a usual L2 cache
+ROWS, KEYS = 256, 384  # scores of one head: 384 KiB in float32; whole strips, and no power of two apart
 HEADS = 8  # key/value heads of a job at most
 EDGE = 128  # rows of a strip along the edge of a mask
 SOLO = 2**22  # multiplications for each of the two products that are not worth a second thread
@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
 def tiled(call: Call) -> Partial:
     """Output (..., H, Lq, d_v) and log-sum-exp (..., H, Lq), in the compute dtype, sinks included."""
-    if 0 in call.scores_shape or not call.q.shape[-1] or not scales_queries(call):
+    if 0 in call.scores_shape or not call.q.shape[-1] or not SCALES[0] <= abs(call.scale) <= SCALES[1]:
         return generic(call)
     (heads, q_len, k_len), width = call.scores_shape[-3:], max(call.q.shape[-1], call.v.shape[-1])
     small = q_len * k_len <= ROWS * KEYS and heads * q_len * k_len * width <= SMALL
@@ -62,10 +62,10 @@ def tiled(call: Call) -> Partial:
         return finished(call.library, whole, tiles.bare if tiles.bare.any() else None, call.sinks)
 
 
-def scales_queries(call: Call) -> bool:
+def scalable(q: Array, scale: float) -> bool:
     """Whether queries may be multiplied by the scale in place of scores: none becomes infinite or loses bits."""
-    factor, limits, size = abs(call.scale), np.finfo(call.compute), np.abs(call.q)
-    if not (SCALES[0] <= factor <= SCALES[1]):
+    factor, limits, size = abs(scale), np.finfo(q.dtype), np.abs(q)
+    if not SCALES[0] <= factor <= SCALES[1]:
         return False
     low, high = 2.0 * float(limits.tiny) / factor, float(limits.max) / max(2.0 * factor, 1.0)
     if size.min() >= low and size.max() <= high:
@@ -150,6 +150,8 @@ class _Tiled:
         """What `Rows.finish` says of the rows (h, T * G), the heads of a group next to each other."""
         call, group, rows, part = self.call, self.call.group, job.rows, self.parts[job.part]
         q = self._grouped(self.q[job.entry])[job.heads, :, rows.start : rows.stop].swapaxes(1, 2)  # (h, T, G, d_k)
+        if not scalable(q, call.scale):
+            return None
         columns, v = self.columns[job.entry][job.heads], self.v[job.entry][job.heads]
         scaled = np.multiply(q, call.scale, out=take("q", q.shape, q.dtype)).reshape(len(q), -1, q.shape[-1])
         state = Rows(len(q), scaled.shape[1], v.shape[-1], q.dtype)
@@ -176,9 +178,9 @@ def _columns(k: Array, threads: int) -> Array:
 
     def fill(index: tuple[int, ...]) -> None:
         columns[index] = k[index].T
-        broken = ~np.isfinite(k[index]).all(axis=-1)
-        if broken.any():
-            columns[index][:, broken] = np.nan
+        finite = np.isfinite(k[index])
+        if not finite.all():
+            columns[index][:, ~finite.all(axis=-1)] = np.nan
 
     workers.share(fill, list(np.ndindex(*k.shape[:-2])), threads)
     return columns
