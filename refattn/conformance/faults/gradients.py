@@ -28,6 +28,23 @@ def _dk_scaled_twice(self: Any, scores: Array) -> Array:
     return Backward.of_keys(self, scores) * self.factor()
 
 
+def _untransposed(self: Any, pairs: Array, x: Array) -> Array:
+    return self.xp.matmul(pairs, x) if self.q_len == self.k_len else Backward.over_queries(self, pairs, x)
+
+
+def _dk_untransposed(self: Any, scores: Array) -> Array:
+    return _untransposed(self, scores, self.finite(self.q)) * self.factor()
+
+
+def _dv_untransposed(self: Any, weights: Array) -> Array:
+    return _untransposed(self, weights, self.gradient)
+
+
+def _over_strides(self: Any, x: Array) -> Array:
+    *batch, heads, length, width = x.shape
+    return self.xp.sum(self.xp.reshape(x, (*batch, heads // self.kv_heads, self.kv_heads, length, width)), axis=-4)
+
+
 def _no_row_sum(self: Any, weights: Array, products: Array) -> Array:
     return 0.0 * Backward.row_sum(self, weights, products)
 
@@ -154,6 +171,8 @@ FAULTS = (
     _fault("scale missing from dq", "D1", steps={"of_queries": _dq_unscaled}),
     _fault("scale missing from dk", "D1", steps={"of_keys": _dk_unscaled}),
     _fault("scale twice in dk", "D1", steps={"of_keys": _dk_scaled_twice}),
+    _fault("dk without the transpose", "D1", steps={"of_keys": _dk_untransposed}),
+    _fault("dv without the transpose", "D1", steps={"of_values": _dv_untransposed}),
     _fault("row sum missing", "D1", steps={"row_sum": _no_row_sum}),
     _fault("row sum is a mean", "D1", steps={"row_sum": _row_mean}),
     _fault("gradients without causal", "D1", steps={"visible": _without_causal}),
@@ -162,6 +181,7 @@ FAULTS = (
     _fault("dk and dv swapped", "D1", steps={"wide_gradients": _swapped}),
     _fault("gradients of another dtype", "D1", dtypes=LOW, steps={"stored_as": _as_computed}),
     _fault("first head of a group alone", "D2", steps={"combined": lambda self, parts: parts[..., 0, :, :]}),
+    _fault("groups summed by stride", "D2", steps={"over_group": _over_strides}),
     _fault("mean over a group", "D2", steps={"combined": lambda self, parts: self.xp.mean(parts, axis=-3)}),
     _fault("bias gradient not summed", "D2", steps={"summed": _of_some("bias", _first_of_axes)}),
     _fault("mean over broadcast axes of a bias", "D2", steps={"summed": _of_some("bias", _mean_of_axes)}),
