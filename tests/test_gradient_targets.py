@@ -166,7 +166,7 @@ def backward_of(wrong: dict[str, Any]) -> Callable[..., dict[str, Any]]:
     return backward
 
 
-HEAD, UNSCALED = "first head of a group alone", "scale missing from dk"
+HEAD, STRIDE, UNSCALED = "first head of a group alone", "groups summed by stride", "scale missing from dk"
 TOLD = [
     ({"k": "row sum missing", "q": "row sum missing"}, 'the gradients match "row sum missing" [D1]'),
     ({"q": "scale missing from dq"}, 'the gradients match "scale missing from dq" [D1]'),
@@ -176,6 +176,9 @@ TOLD = [
     ({"q": "gradients miss the own key, by the log-sum-exp"}, 'q matches "gradients miss the own key, by the log'),
     ({"q": "dq of the last 16 keys alone"}, 'the gradients match "dq of the last 16 keys alone" [D1]'),
     ({"q": -2.0, "v": HEAD}, f'of v matches "{HEAD}" [D2], the gradient of q is -2 times the right one'),
+    ({"k": STRIDE, "v": STRIDE}, f'the gradients match "{STRIDE}" [D2]'),
+    ({"k": "dk without the transpose"}, 'the gradients match "dk without the transpose" [D1]'),
+    ({"v": "dv without the transpose"}, 'the gradients match "dv without the transpose" [D1]'),
     ({"v": 3.0}, "the gradient of v is 3 times the right one"),
 ]
 
