@@ -141,7 +141,7 @@ def test_cases_are_chosen_by_patterns(capsys: pytest.CaptureFixture[str]) -> Non
     [
         ("masks", "no case 'masks'; did you mean masks.*? refattn cases list shows all"),
         ("masks.casual", "did you mean masks.causal or"),
-        ("per_batch", "did you mean masks.starts_per_batch_entry or"),
+        ("per_batch", "did you mean masks.window_per_batch_entry or"),
         ("qqqq*", "no case 'qqqq*'; refattn cases list shows all"),
     ],
 )

@@ -323,7 +323,7 @@ def test_what_has_no_words_is_lacking() -> None:
         ('layout = "SBHD"', 'layout = "SHBD"', f"layout: expected {LAYOUTS}, got a string, 'SHBD'"),
         ('layout = "SBHD"\n', "", f"layout: expected {LAYOUTS}, got nothing"),
         ("grouped = true", "grouped = 1", "grouped: expected true or false, got an integer, 1"),
-        ("grouped = true", "grupped = true", "(did you mean grouped?)"),
+        ("grouped = true", "grupped = true", "got this key; did you mean grouped?"),
         ('cap = "cap"', "cap = 3", "names.softcap: expected a string, got an integer, 3"),
         ('sinks = "sink', 'sink = "sink', "names.sink: expected one of q, k, v, scale"),
         ('means = "hidden"', 'means = "masked"', f"mask.means: expected {MEANS}, got a string, 'masked'"),
@@ -368,7 +368,7 @@ def test_from_the_command_line(own_file: Path, tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out.replace("\n", "").replace(" ", "")
     assert all(name in shown for name in convention_names())
     for words, given in (
-        ("no convention 'flash-atn' (did you mean flash-attn?)", [f"{kernel}:own", "--convention", "flash-atn"]),
+        ("no convention 'flash-atn'; did you mean flash-attn?", [f"{kernel}:own", "--convention", "flash-atn"]),
         ("a convention is for a function of your own", ["numpy", "--convention", "torch"]),
         ("missing.toml: expected a TOML file", [f"{kernel}:own", "--convention", "missing.toml"]),
     ):

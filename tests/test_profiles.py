@@ -207,7 +207,7 @@ def test_files_that_are_no_profiles(text: Any, words: str, tmp_path: Path, capsy
 def test_unknown_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown name lists what there is, and the nearest."""
     assert cli.main(["check", "numpy", "--profile", "torhc"]) == 2
-    assert "no profile 'torhc', did you mean torch?" in capsys.readouterr().err
+    assert "no profile 'torhc'; did you mean torch? there are" in capsys.readouterr().err
 
 
 def test_own_choices_are_no_faults_of_the_catalogue() -> None:

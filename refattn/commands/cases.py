@@ -1,11 +1,10 @@
 """`refattn cases`: list the conformance suite's cases, or write their inputs for programs that Python cannot call."""
 
 import argparse
-import sys
 
 from refattn.commands.check import at_least, in_dtypes, in_path
 from refattn.commands.clauses import labels_in
-from refattn.commands.output import print_json, print_table
+from refattn.commands.output import print_json, print_table, refused
 from refattn.conformance.records import DEFAULT_SEED
 
 FORMATS = ("raw", "npz", "safetensors")
@@ -83,7 +82,7 @@ def _list(args: argparse.Namespace) -> int:
     try:
         names = picked(" ".join(args.names) or "*", (case.name for case in found))
     except NoSuchCase as fault:
-        return _refused(str(fault))
+        return refused("cases", str(fault))
     found = [case for case in found if case.name in names]
     if args.json:
         print_json([{name: getattr(case, name) for name in ("name", "clauses", "says", "dtypes")} for case in found])
@@ -101,7 +100,7 @@ def _export(args: argparse.Namespace) -> int:
     if args.features is not None:
         words = [word for word in args.features.replace(",", " ").split() if word != "none"]
         if unknown := [word for word in words if word not in FEATURES]:
-            return _refused(f"--features: no feature {', '.join(unknown)}; there are {', '.join(FEATURES)}")
+            return refused("cases", f"--features: no feature {', '.join(unknown)}; there are {', '.join(FEATURES)}")
         features = tuple(word for word in FEATURES if word in words)
     labels = sorted({label for labels in args.clauses for label in labels})
     selection = Selection(
@@ -116,18 +115,13 @@ def _export(args: argparse.Namespace) -> int:
     try:
         found = export(args.folder, selection)
     except TensorFileError as fault:
-        return _refused(str(fault))
+        return refused("cases", str(fault))
     except OSError as fault:
-        return _refused(f"{fault.filename or args.folder} cannot be written: {fault.strerror or fault}")
+        return refused("cases", f"{fault.filename or args.folder} cannot be written: {fault.strerror or fault}")
     if not found:
-        return _refused("no case is of these clauses and dtypes, and needs no more than these features")
+        return refused("cases", "no case is of these clauses and dtypes, and needs no more than these features")
     names = "grad_q, grad_k, grad_v" if args.gradients else "output"
     outputs = names.replace(",", ".bin,") + ".bin" if args.format == "raw" else f"outputs.{args.format} with {names}"
     print(f"{len(found)} cases written to {args.folder}; put {outputs} into each folder, then:")
     print(f"refattn compare {args.folder}")
     return 0
-
-
-def _refused(message: str) -> int:
-    print(f"refattn cases: {message}", file=sys.stderr)
-    return 2

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from refattn.clauses import CHAPTERS, CLAUSES
 from refattn.commands import process
 from refattn.commands.clauses import labels_in
+from refattn.commands.output import UsageError, refused
 from refattn.conformance.records import DEFAULT_SEED
 from refattn.dtypes import COMPUTED, dtype_in, dtypes_in
 
@@ -152,8 +152,8 @@ def run(args: argparse.Namespace) -> int:
         check_places(places)
         with capture(notes):
             target = process.open_target(args, name, args.library, args.convention, args.gradients)
-    except (TargetError, ReportError, _UsageError) as fault:
-        return _refused(str(fault))
+    except (TargetError, ReportError, UsageError) as fault:
+        return refused("check", str(fault))
     try:
         return _judged(args, name, target, places, capture, notes)
     finally:
@@ -181,8 +181,8 @@ def _judged(
             problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
             with faults_of("--save-inputs", str(args.save_inputs)):
                 save_inputs(args.save_inputs, problems)
-    except (TensorFileError, ProfileError, ReportError, _UsageError) as fault:
-        return _refused(str(fault))
+    except (TensorFileError, ProfileError, ReportError, UsageError) as fault:
+        return refused("check", str(fault))
     reserved = STANDARD_OUTPUT in places.values()
     imported = tuple(f"while it was imported it {note}" for note in notes)
     # What the target prints with --case would run into a progress bar.
@@ -221,7 +221,7 @@ def _judged(
     elif not reserved:
         print_report(report, args.clauses, _command(args, name))
     if unwritten:
-        return _refused("; ".join(unwritten))
+        return refused("check", "; ".join(unwritten))
     if not report.complete:
         return INTERRUPTED
     return 0 if report.conforms else 1
@@ -236,21 +236,17 @@ def _print_names() -> None:
         print(f"{name:<20}  {here}\n    {known.says}")
 
 
-class _UsageError(Exception):
-    """Options that do not go together, or name what is not there."""
-
-
 def _check_usage(args: argparse.Namespace, name: str | None) -> None:
     if not name:
-        raise _UsageError("name a TARGET: torch, numpy, or module:function; refattn check --help says more")
+        raise UsageError("name a TARGET: torch, numpy, or module:function; refattn check --help says more")
     if args.library and ":" not in name:
-        raise _UsageError(f"--library {args.library} is for a function of your own; {name!r} has its own library")
+        raise UsageError(f"--library {args.library} is for a function of your own; {name!r} has its own library")
     if args.only_inputs and not args.inputs:
-        raise _UsageError("--only-inputs needs --inputs FILE.npz")
+        raise UsageError("--only-inputs needs --inputs FILE.npz")
     if args.save_inputs and not args.case:
-        raise _UsageError("--save-inputs needs --case NAME")
+        raise UsageError("--save-inputs needs --case NAME")
     if args.save_inputs and args.save_inputs.suffix != ".npz":
-        raise _UsageError(f"--save-inputs: expected the name of a file .npz; got {args.save_inputs}")
+        raise UsageError(f"--save-inputs: expected the name of a file .npz; got {args.save_inputs}")
 
 
 def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
@@ -271,7 +267,7 @@ def _pairs(args: argparse.Namespace) -> list[tuple[Any, str]]:
     try:
         names = picked(args.case, (case.name for case, _ in pairs))
     except NoSuchCase as fault:
-        raise _UsageError(f"--case: {fault}") from fault
+        raise UsageError(f"--case: {fault}") from fault
     return [(case, dtype) for case, dtype in pairs if case.name in names]
 
 
@@ -338,8 +334,3 @@ def _command(args: argparse.Namespace, name: str) -> str:
     words += [] if args.gradients is None else ["--gradients", *filter(None, [args.gradients])]
     words += ["--in-process"] if args.in_process else []
     return shlex.join(words)
-
-
-def _refused(message: str) -> int:
-    print(f"refattn check: {message}", file=sys.stderr)
-    return 2

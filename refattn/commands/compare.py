@@ -2,10 +2,10 @@
 
 import argparse
 import shlex
-import sys
 from typing import Any
 
 from refattn.commands.check import add_reports, at_least, in_path, places_of
+from refattn.commands.output import UsageError, refused
 from refattn.dtypes import dtype_in
 
 DESCRIPTION = """\
@@ -69,15 +69,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         check_places(places)
         report = _of_folder(args, given) if args.path.is_dir() else _of_file(args, given)
-    except (TensorFileError, ReportError, _UsageError) as fault:
-        return _refused(str(fault))
+    except (TensorFileError, ReportError, UsageError) as fault:
+        return refused("compare", str(fault))
     except OSError as fault:
-        return _refused(f"{args.path}: {fault.strerror or fault}")
+        return refused("compare", f"{args.path}: {fault.strerror or fault}")
     command = shlex.join(["refattn", "compare", str(args.path)])
     try:
         write_all(report, places, command)
     except ReportError as fault:
-        return _refused(str(fault))
+        return refused("compare", str(fault))
     if STANDARD_OUTPUT not in places.values():
         if args.case or not args.path.is_dir():
             print_cases(report)
@@ -86,17 +86,13 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.conforms else 1
 
 
-class _UsageError(Exception):
-    """Options that do not go together, or name what is not there."""
-
-
 def _of_folder(args: argparse.Namespace, given: dict[str, Any]) -> Any:
     from refattn.conformance.exchange.returned import compare_folder
     from refattn.conformance.reports.terminal import progress
 
     if given:
         name = next(iter(given)).replace("_", "-")
-        raise _UsageError(f"--{name} is for files; {args.path} says for each case how it is called")
+        raise UsageError(f"--{name} is for files; {args.path} says for each case how it is called")
     with progress(None) as advance:
         return compare_folder(args.path, args.case, advance)
 
@@ -108,19 +104,14 @@ def _of_file(args: argparse.Namespace, given: dict[str, Any]) -> Any:
     from refattn.rounding import MODELS
 
     if args.case:
-        raise _UsageError("--case is for folders of cases")
+        raise UsageError("--case is for folders of cases")
     if "dtype" in given:
         try:
             given["dtype"] = dtype_in(given["dtype"], FLOATS)
         except ValueError as fault:
-            raise _UsageError(f"--dtype: {fault}") from fault
+            raise UsageError(f"--dtype: {fault}") from fault
     if given.get("model", "fused") not in MODELS:
-        raise _UsageError(f"--model: no model {given['model']!r}; there are {', '.join(MODELS)}")
+        raise UsageError(f"--model: no model {given['model']!r}; there are {', '.join(MODELS)}")
     options = {name: given.pop(name) for name in OF_FILES[:5] if name in given}
     with progress(None) as advance:
         return compare_dump(args.path, Reading(options=options, **given), advance)
-
-
-def _refused(message: str) -> int:
-    print(f"refattn compare: {' '.join(message.split())}", file=sys.stderr)
-    return 2

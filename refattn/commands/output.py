@@ -9,6 +9,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 
+class UsageError(Exception):
+    """Options that do not go together, or name what is not there."""
+
+
+def refused(command: str, message: str) -> int:
+    """The exit code of a command line that cannot be carried out, after a sentence on standard error."""
+    print(f"refattn {command}: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
 def print_json(data: Any) -> None:
     """Prints valid JSON; a number that JSON does not know becomes the string "-inf", "inf" or "nan"."""
     print(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))

@@ -1,10 +1,10 @@
 """`refattn plot`: the weights of a user's own q, k and v, or a mask, as an SVG picture."""
 
 import argparse
-import sys
 from typing import Any
 
 from refattn.commands.check import in_path
+from refattn.commands.output import UsageError, refused
 
 DESCRIPTION = """\
 Draws the attention weights of one head of your own tensors, or which query sees which key under simple masks. The
@@ -48,14 +48,9 @@ def run(args: argparse.Namespace) -> int:
         check_places({"--svg": args.svg})
         text = _of_mask(args) if args.file is None else _of_weights(args)
         write_text("--svg", args.svg, text)
-    except (TensorFileError, ReportError, _UsageError) as fault:
-        print(f"refattn plot: {fault}", file=sys.stderr)
-        return 2
+    except (TensorFileError, ReportError, UsageError) as fault:
+        return refused("plot", str(fault))
     return 0
-
-
-class _UsageError(Exception):
-    """Options that do not go together, or name what is not there."""
 
 
 def _of_mask(args: argparse.Namespace) -> str:
@@ -64,13 +59,13 @@ def _of_mask(args: argparse.Namespace) -> str:
 
     q_len, k_len = args.q_len, args.q_len if args.k_len is None else args.k_len
     if q_len is None or q_len < 1 or k_len < 1:
-        raise _UsageError("name a FILE.npz with q, k and v, or --q-len N of at least 1 for a mask alone")
+        raise UsageError("name a FILE.npz with q, k and v, or --q-len N of at least 1 for a mask alone")
     if not (args.causal or args.window):
-        raise _UsageError("a mask alone needs --causal or --window L,R")
+        raise UsageError("a mask alone needs --causal or --window L,R")
     mask = masks.window(*args.window) if args.window else masks.causal()
     mask = mask & masks.causal() if args.causal else mask
     if args.q_start is None and (q_len != k_len or args.k_start):
-        raise _UsageError(f"with --q-len {q_len}, --k-len {k_len}, --k-start {args.k_start or 0} name --q-start [M5]")
+        raise UsageError(f"with --q-len {q_len}, --k-len {k_len}, --k-start {args.k_start or 0} name --q-start [M5]")
     return mask_svg(mask.to_array(q_len, k_len, args.q_start or 0, args.k_start or 0))
 
 
@@ -81,13 +76,13 @@ def _of_weights(args: argparse.Namespace) -> str:
     from refattn.testing import weights_svg
 
     if args.q_len is not None or args.k_len is not None:
-        raise _UsageError(f"--q-len and --k-len are for a mask alone; {args.file} has lengths of its own")
+        raise UsageError(f"--q-len and --k-len are for a mask alone; {args.file} has lengths of its own")
     found = {case.name.removeprefix(CAPTURED): case for case in captured_cases(args.file)}
     if args.name is None and len(found) > 1:
-        raise _UsageError(f"{args.file} holds several calls; choose by --name out of {', '.join(found)}")
+        raise UsageError(f"{args.file} holds several calls; choose by --name out of {', '.join(found)}")
     name = next(iter(found)) if args.name is None else args.name
     if name not in found:
-        raise _UsageError(f"--name: no {name!r} in {args.file}; there are {', '.join(found)}")
+        raise UsageError(f"--name: no {name!r} in {args.file}; there are {', '.join(found)}")
     case = found[name]
     problem = case.problem(case.own_dtype, 0)
     kept = ("causal", "bias", "scale", "softcap", "sinks", "q_start", "k_start")

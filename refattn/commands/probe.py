@@ -1,11 +1,11 @@
 """`refattn probe`: what a black box does, found out without expected conventions."""
 
 import argparse
-import sys
 from typing import Any
 
 from refattn.commands import process
 from refattn.commands.check import TARGET, in_dtype
+from refattn.commands.output import refused
 
 DESCRIPTION = """\
 Finds out what an implementation of attention does, by constructed inputs: no convention is presumed. The result is a
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         for option, where in places.items():
             write_text(option, where, as_text(card.as_dict()))
     except (TargetError, ReportError) as fault:
-        return _refused(str(fault))
+        return refused("probe", str(fault))
     if STANDARD_OUTPUT in places.values():
         return 0
     if other is None:
@@ -127,8 +127,3 @@ def _print_differences(card: Any, other: Any) -> None:
         )
     shared = len(card.findings) - len(found)
     print(f"{card.target} and {other.target}: {len(found)} findings differ, {shared} are the same.")
-
-
-def _refused(message: str) -> int:
-    print(f"refattn probe: {message}", file=sys.stderr)
-    return 2

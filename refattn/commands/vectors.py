@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from refattn import vectors
 from refattn.commands.check import in_dtype, in_path
 from refattn.commands.clauses import labels_in
-from refattn.commands.output import print_json, print_table
+from refattn.commands.output import print_json, print_table, refused
 from refattn.vectors import Vector
 from refattn.whole_files import write_whole
 
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if not found:
         reasons = vectors.manifest()["not_shown"]
         why = " ".join(f"{label}: {reasons[label]}" for label in sorted(wanted & set(reasons)))
-        return _refused(f"no vector shows that. {why or 'Another --dtype may have some.'}")
+        return refused("vectors", f"no vector shows that. {why or 'Another --dtype may have some.'}")
     if args.action == "list":
         _print(found, args.json)
         return 0
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         if args.format == "json":
             write_whole(args.folder / vectors.SCHEMA, (vectors.FOLDER / vectors.SCHEMA).read_bytes())
     except OSError as fault:
-        return _refused(f"{fault.filename or args.folder} cannot be written: {fault.strerror or fault}")
+        return refused("vectors", f"{fault.filename or args.folder} cannot be written: {fault.strerror or fault}")
     print(f"{len(found)} vectors written to {args.folder}")
     return 0
 
@@ -94,8 +93,3 @@ def _write(vector: Vector, folder: Path, form: str) -> None:
         alone = {"chapter": vector.chapter, "format": vectors.FORMAT, "vectors": [vector.raw]}
         text = json.dumps(alone, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         write_whole(folder / f"{vector.name}.json", f"{text}\n".encode())
-
-
-def _refused(message: str) -> int:
-    print(f"refattn vectors: {message}", file=sys.stderr)
-    return 2

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+
+from refattn.conformance.near import meant
 
 
 class NoSuchCase(ValueError):
@@ -25,5 +26,5 @@ def _near(pattern: str, names: tuple[str, ...]) -> str:
     """What may have been meant: a chapter's cases, those whose name contains it, or those spelt alike."""
     if any(name.startswith(f"{pattern}.") for name in names):
         return f"; did you mean {pattern}.*?"
-    near = [name for name in names if pattern in name][:3] or difflib.get_close_matches(pattern, names, 3, 0.4)
-    return f"; did you mean {' or '.join(near)}?" if near else ";"
+    near = [name for name in names if pattern in name][:3]
+    return meant(pattern, near or names, most=3, cutoff=0.0 if near else 0.4) or ";"

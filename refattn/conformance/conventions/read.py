@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 import types
 from dataclasses import fields, is_dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from refattn.conformance.conventions.convention import NONE, Convention
+from refattn.conformance.near import meant
 from refattn.dtypes import COMPUTED
 
 SUFFIX = ".toml"
@@ -33,10 +33,8 @@ def find_convention(name: str) -> Convention:
     if name.endswith(SUFFIX):
         return read_convention(Path(name))
     if name not in convention_names():
-        near = difflib.get_close_matches(name, convention_names(), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        names = ", ".join(convention_names())
-        raise ConventionError(f"no convention {name!r}{hint}; there are {names}, or the path of a file {SUFFIX}")
+        guess, names = meant(name, convention_names()), ", ".join(convention_names())
+        raise ConventionError(f"no convention {name!r}{guess or ';'} there are {names}, or the path of a file {SUFFIX}")
     text = (resources.files("refattn.conformance.conventions") / f"{name}{SUFFIX}").read_text(encoding="utf-8")
     return parse_convention(text, name, f"{name}{SUFFIX}")
 
@@ -74,9 +72,8 @@ def _build(kind: type, table: Any, file: str, where: str, known: dict[str, Any])
     allowed = [one.name for one in fields(kind) if one.name not in known]
     for key in table:
         if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ConventionError(f"{file}: {where}{key}: expected one of {', '.join(allowed)}, got this key{hint}")
+            guess = meant(key, allowed)
+            raise ConventionError(f"{file}: {where}{key}: expected one of {', '.join(allowed)}, got this key{guess}")
     values = {key: _value(hints[key], value, file, f"{where}{key}") for key, value in table.items()}
     try:
         return kind(**known, **values)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from refattn.conformance.faults.fault import Fault
+from refattn.conformance.near import meant
 from refattn.conformance.probe.card import Card, CardError, Finding
 from refattn.conformance.profiles.meaning import faults_of
 
@@ -53,9 +53,10 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Profile:
     """The profile of that name, or in that file if it ends in .json. Raises ProfileError."""
     if not name.endswith(".json") and name not in names():
-        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
-        guess = f", did you mean {near[0]}?" if near else "."
-        raise ProfileError(f"no profile {name!r}{guess} There are {', '.join(names())}, and files that end in .json")
+        guess = meant(name, names(), cutoff=0.4)
+        raise ProfileError(
+            f"no profile {name!r}{guess or ';'} there are {', '.join(names())}, and files that end in .json"
+        )
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     try:
         with path.open("rb") as file:

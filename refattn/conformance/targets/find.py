@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from pathlib import Path
 
+from refattn.conformance.near import meant
 from refattn.conformance.targets.base import ArrayTarget, TargetError
 from refattn.conformance.targets.names import NAMES
 
@@ -91,8 +91,7 @@ def _unknown(name: str, backends: tuple[str, ...] | list[str]) -> str:
     if name.endswith(".py") or Path(f"{name}.py").is_file():
         return f"no target {name!r}; name a function of your module too, {name}:FUNCTION"
     own = [PREFIX + one for one in backends]
-    near = difflib.get_close_matches(name, [*NAMES, *ON_NVIDIA, *own], n=4, cutoff=0.6)
-    if near:
-        return f"no target {name!r}; did you mean {' or '.join(near)}? refattn check --list shows all"
-    choices = ", ".join([*NAMES, *ON_NVIDIA, *own])
-    return f"no target {name!r}; there are {choices}, and module:function or file.py:function"
+    choices = [*NAMES, *ON_NVIDIA, *own]
+    if guess := meant(name, choices, most=4):
+        return f"no target {name!r}{guess} refattn check --list shows all"
+    return f"no target {name!r}; there are {', '.join(choices)}, and module:function or file.py:function"

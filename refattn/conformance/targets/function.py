@@ -13,7 +13,6 @@ It may have parameters output and lse too, for what the function returned.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -27,6 +26,7 @@ import numpy as np
 
 from refattn.arrays import Array
 from refattn.conformance.case import GRADIENTS, Problem, Unsupported
+from refattn.conformance.near import meant
 from refattn.conformance.targets.backward import asked_of_forward, in_order
 from refattn.conformance.targets.base import Answer, ArrayTarget, TargetError, in_words, library_backend
 from refattn.conformance.targets.signatures import parameters_of, refused_option
@@ -179,9 +179,7 @@ def load_function(name: str) -> Callable[..., Any]:
     for part in attribute.split("."):
         if not hasattr(found, part):
             own = [one for one, x in vars(found).items() if callable(x) and not one.startswith("_")]
-            near = difflib.get_close_matches(part, own, n=3, cutoff=0.3)
-            there = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise TargetError(f"{where} has no {attribute!r}{there}")
+            raise TargetError(f"{where} has no {attribute!r}{meant(part, own, most=3, cutoff=0.3)}")
         found = getattr(found, part)
     if not callable(found):
         raise TargetError(f"{name} is {in_words(found)}, not a function")
