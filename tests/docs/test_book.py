@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup, Tag
+from markdown_it import MarkdownIt
 
 import refattn
 
@@ -192,6 +193,20 @@ def test_every_page_with_formulas_shows_them(pages: dict[str, Page]) -> None:
             assert pages[name].soup.select(".katex"), name
             found += 1
     assert found > 3
+
+
+def test_no_markup_is_left(pages: dict[str, Page]) -> None:
+    """What a text marks up is rendered: no fence, role or rule of a table is left where people read."""
+    for page in pages.values():
+        for text in page.soup.find_all(string=re.compile(r"```|:::|\{[\w-]+\}`|\|--")):
+            assert text.find_parent(CODE), (page.path, text)
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.relative_to(DOCS).as_posix())
+def test_a_fence_says_what_it_holds(path: Path) -> None:
+    """Each block that begins names its language or directive: one that does not is an end that has no beginning."""
+    tokens = MarkdownIt().parse(path.read_text(encoding="utf-8"))
+    assert [token.content for token in tokens if token.type == "fence" and not token.info.strip()] == []
 
 
 @functools.cache
