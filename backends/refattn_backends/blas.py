@@ -24,8 +24,12 @@ def one_thread() -> Iterator[None]:
     threadpoolctl lets only the thread that set a limit change it, one thread does both for all. It is also one that
     no KeyboardInterrupt reaches: what has been asked of it gets done.
     """
-    with _lock:
+    orders: SimpleQueue[Any] | None = None
+    with _lock, suppress(RuntimeError):
         orders = _orders()
+    if orders is None:  # the interpreter is ending and starts no more threads, the plugin's own neither
+        yield
+        return
     user, answer = object(), SimpleQueue[BaseException | None]()
     try:
         orders.put((user, answer, True))
