@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,11 +165,10 @@ def _judged(
 ) -> int:
     """The suite's exit code on a target; places of reports by option, and what it printed while it was imported."""
     from refattn.conformance.alignment import reading_of
-    from refattn.conformance.captured import save_inputs
     from refattn.conformance.exchange.files import TensorFileError
     from refattn.conformance.exchange.replay import Remembering
     from refattn.conformance.profiles import Declared, ProfileError, load
-    from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, faults_of, write_all
+    from refattn.conformance.reports.files import STANDARD_OUTPUT, ReportError, write_all
     from refattn.conformance.reports.terminal import print_cases, print_report, progress
     from refattn.conformance.runner import run_suite
 
@@ -177,10 +176,7 @@ def _judged(
         pairs = _pairs(args)
         declared = Declared(load(args.profile)) if args.profile else None
         if args.save_inputs:
-            found = [(case, dtype) for case, dtype in pairs if case.build is not None]
-            problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
-            with faults_of("--save-inputs", str(args.save_inputs)):
-                save_inputs(args.save_inputs, problems)
+            _save_inputs(args, pairs)
     except (TensorFileError, ProfileError, ReportError, UsageError) as fault:
         return refused("check", str(fault))
     reserved = STANDARD_OUTPUT in places.values()
@@ -193,10 +189,7 @@ def _judged(
 
         def judged(record: Any) -> None:
             if args.save_failures and not unwritten:
-                try:
-                    remembering.save(args.save_failures, record, name, args.library, args.convention, args.gradients)
-                except OSError as fault:  # one that cannot be kept is no reason to lose the verdicts
-                    unwritten.append(f"--save-failures: {fault.filename} cannot be written: {fault.strerror or fault}")
+                unwritten.extend(_save_failure(args, name, remembering, record))
             advance(record)
 
         report = run_suite(
@@ -225,6 +218,25 @@ def _judged(
     if not report.complete:
         return INTERRUPTED
     return 0 if report.conforms else 1
+
+
+def _save_inputs(args: argparse.Namespace, pairs: list[tuple[Any, str]]) -> None:
+    """Writes the tensors of the cases that have some, for --save-inputs."""
+    from refattn.conformance.captured import save_inputs
+    from refattn.conformance.reports.files import faults_of
+
+    found = [(case, dtype) for case, dtype in pairs if case.build is not None]
+    problems = [(f"{case.name}.{dtype}", case.problem(dtype, args.seed)) for case, dtype in found]
+    with faults_of("--save-inputs", str(args.save_inputs)):
+        save_inputs(args.save_inputs, problems)
+
+
+def _save_failure(args: argparse.Namespace, name: str, remembering: Any, record: Any) -> Iterator[str]:
+    """Keeps a failing case for --save-failures: why it could not, since that is no reason to lose the verdicts."""
+    try:
+        remembering.save(args.save_failures, record, name, args.library, args.convention, args.gradients)
+    except OSError as fault:
+        yield f"--save-failures: {fault.filename} cannot be written: {fault.strerror or fault}"
 
 
 def _print_names() -> None:
