@@ -17,7 +17,7 @@ from typing import Any
 from . import biases, masks
 from .arrays import Array
 from .errors import VectorError
-from .whole_files import write_whole
+from .whole_files import write_arrays
 
 FOLDER = Path(__file__).parent / "conformance" / "vectors"
 MANIFEST, SCHEMA = "manifest.json", "schema.json"
@@ -166,19 +166,16 @@ def save_npz(vector: Vector, folder: Path) -> None:
 
     q, k, v, bias and sinks are in float32 where that holds them, bfloat16 being nothing that such files know.
     """
-    import numpy as np
-
     inputs: dict[str, Any] = {name: getattr(vector, name) for name in ("q", "k", "v", "bias", "sinks", "grad_output")}
     dtype = "float64" if vector.dtypes[0] == "float64" else "float32"
     inputs = {name: None if x is None else x.astype(dtype) for name, x in inputs.items()}
     inputs |= {name: getattr(vector, name) for name in ("mask", "scale", "softcap", "q_start", "visible")}
     inputs |= {"causal": vector.causal or None, "k_start": None if vector.k_start == 0 else vector.k_start}
     inputs |= {f"rotary_{name}": value for name, value in (vector.rotary or {}).items() if value is not None}
-    inputs = {name: np.asarray(x) for name, x in inputs.items() if x is not None}
-    write_whole(folder / f"{vector.name}.npz", lambda file: np.savez(file, **inputs))
+    write_arrays(folder / f"{vector.name}.npz", {name: x for name, x in inputs.items() if x is not None})
     expected = {"output": vector.output, "lse": vector.lse, "weights": vector.weights}
     expected |= {f"gradient_{name}": x for name, x in vector.gradients.items()}
-    write_whole(folder / f"{vector.name}.expected.npz", lambda file: np.savez(file, **expected))
+    write_arrays(folder / f"{vector.name}.expected.npz", expected)
 
 
 def mask_of(data: dict[str, Any], array: Convert = lambda host: host) -> Any:

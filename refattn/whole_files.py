@@ -7,9 +7,10 @@ import io
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object], *, synced: bool = False) -> None:
@@ -23,6 +24,22 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object], *, sy
     except OSError as fault:
         fault.filename, fault.filename2 = str(path), None
         raise
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes NumPy's arrays, or numbers, as numpy.savez does. Raises OSError, as `write_whole`.
+
+    Where the disk is full, savez of NumPy 2.0 leaves an archive open, which then complains on standard error.
+    """
+    import numpy as np
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, x in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, np.asarray(x), allow_pickle=False)
+
+    write_whole(path, write)
 
 
 def check_writable(path: Path) -> None:

@@ -95,7 +95,7 @@ def assert_gradients_agree(given: dict[str, Any], plain: dict[str, Any]) -> None
     assert found.keys() == plain.keys()
     for name, x in plain.items():
         assert (found[name].shape, found[name].dtype) == (x.shape, x.dtype)
-        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-5 * max(1.0, np.max(np.abs(x))), err_msg=name)
+        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-5 * np.max(np.abs(x), initial=1.0), err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import numpy as np
 from refattn.arrays import Array
 from refattn.conformance.exchange.bits import DTYPES, PATTERNS, Tensor
 from refattn.dtypes import dtype_name
-from refattn.whole_files import write_whole
+from refattn.whole_files import write_arrays, write_whole
 
 # What a file may come to in memory, unless the user says otherwise, and how many tensors it may hold.
 LARGEST, MOST = 4 << 30, 100_000
@@ -69,8 +69,7 @@ def read_raw(path: Path, shape: tuple[int, ...], dtype: str) -> Tensor:
 
 def write_npz(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """An .npz file; bfloat16 as its bit patterns in uint16. Raises OSError."""
-    named: Any = {name: tensor.stored for name, tensor in tensors.items()}
-    write_whole(path, lambda file: np.savez(file, **named))
+    write_arrays(path, {name: tensor.stored for name, tensor in tensors.items()})
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
