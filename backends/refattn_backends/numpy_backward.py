@@ -7,7 +7,6 @@ sums over rows, and those that add to the same one follow each other, so that no
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,12 +18,11 @@ from refattn.gradients import sink_gradient, summed_to
 from refattn.partials import Partial
 from refattn.pipeline import zero_filled
 from refattn_backends import workers
-from refattn_backends.blas import one_thread
 from refattn_backends.numpy_bias_sums import BiasSums, summable
 from refattn_backends.numpy_logits import Options, take
 from refattn_backends.numpy_options import options_of
 from refattn_backends.numpy_products import by_rows
-from refattn_backends.numpy_tiles import SOLO, scalable, tiled
+from refattn_backends.numpy_tiles import at_work, scalable, tiled
 from refattn_backends.pieces import KEPT, Shown
 from refattn_backends.tiles import shown, spans
 
@@ -70,10 +68,9 @@ def gradients_from(call: Call, gradient: Array, forward: Partial) -> dict[str, A
             return None
     if (~np.isfinite(call.q) & ~empty[..., None]).any():  # which a cap or a sink may hide from the output
         return None
-    solo = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]) <= SOLO
-    with quiet(call.library), nullcontext() if solo else one_thread():
+    with at_work(call) as threads:
         row_sum = np.vecdot(gradient, output)  # (..., H, Lq)
-        sums = _Sums(call, gradient, np.where(empty, 0.0, lse), row_sum, 1 if solo else workers.count())
+        sums = _Sums(call, gradient, np.where(empty, 0.0, lse), row_sum, threads)
         sums.run()
         wide = {"q": sums.q_sum, "k": sums.k_sums[0], "v": sums.v_sums[0]}
         found: dict[str, Any] = {name: summed_to(np, x, getattr(call, name).shape) for name, x in wide.items()}  # D2

@@ -9,7 +9,8 @@ whose values are too large for that take the generic tiles.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial, reduce
 from math import prod
 from typing import NamedTuple
@@ -32,7 +33,8 @@ from refattn_backends.tiles import tiled as generic
 ROWS, KEYS = 256, 384  # scores of one head: 384 KiB in float32; whole strips, and no power of two apart
 HEADS = 8  # key/value heads of a job at most
 EDGE = 128  # rows of a strip along the edge of a mask
-SOLO = 2**22  # multiplications for each of the two products that are not worth a second thread
+# Multiplications for each of the two products that are not worth telling BLAS, and a second thread, of few rows too.
+QUICK, SOLO, SOLO_FEW = 2**22, 2**25, 2**23
 SCALES = 2.0**-32, 2.0**32  # beyond, queries times the scale may lose bits where scores times it do not
 MANY, SMALL = 16, 2**19  # so many entries of up to so many multiplications per product would be cut into too small jobs
 FEW, SPLIT = 64, 4096  # up to so many stacked rows a job takes a part of the keys, so many of them
@@ -55,11 +57,23 @@ def tiled(call: Call) -> Partial:
     small = q_len * k_len <= ROWS * KEYS and heads * q_len * k_len * width <= SMALL
     if small and prod(call.scores_shape[:-3]) >= MANY:
         return Partial(*dense(call))  # no entry has more pairs than a tile
-    solo = prod(call.scores_shape) * width <= SOLO
-    with quiet(call.library), nullcontext() if solo else one_thread():
-        tiles = _Tiled(call, 1 if solo else workers.count())
+    with at_work(call) as threads:
+        tiles = _Tiled(call, threads)
         whole = tiles.run()
         return finished(call.library, whole, tiles.bare if tiles.bare.any() else None, call.sinks)
+
+
+@contextmanager
+def at_work(call: Call) -> Iterator[int]:
+    """How many threads a call is worth: the less each does between two calls of NumPy, the more they wait in line."""
+    work, few = prod(call.scores_shape) * max(call.q.shape[-1], call.v.shape[-1]), has_few_rows(call)
+    with quiet(call.library), nullcontext() if work <= QUICK else one_thread():
+        yield 1 if work <= (SOLO_FEW if few else SOLO) else workers.count()
+
+
+def has_few_rows(call: Call) -> bool:
+    """Whether a job takes all rows and a part of the keys, as in decode."""
+    return bool(call.scores_shape[-2] * call.group <= FEW)
 
 
 def scalable(q: Array, scale: float) -> bool:
@@ -80,7 +94,7 @@ class _Tiled:
     def __init__(self, call: Call, threads: int) -> None:
         batch, (heads, q_len, k_len), group = call.scores_shape[:-3], call.scores_shape[-3:], call.group
         self.call, self.threads, self.batch, self.kv_heads = call, threads, batch, heads // group
-        self.few = q_len * group <= FEW
+        self.few = has_few_rows(call)
         self.row_tiles = list(spans(range(q_len), max(1, ROWS // group)))
         self.parts = list(spans(range(k_len), SPLIT if self.few else k_len))
         self.shown = Shown(call, max(1, EDGE // group))
