@@ -17,7 +17,7 @@ import pytest
 import threadpoolctl
 
 import refattn
-from refattn_backends import blas, workers
+from refattn_backends import blas, numpy_tiles, workers
 
 pytestmark = pytest.mark.library("numpy")
 
@@ -27,6 +27,8 @@ def test_threads_change_no_bit(shape: tuple[int, int], monkeypatch: pytest.Monke
     """One thread and four give the same bits, however the work is cut for them, and whatever the other heads hold."""
     rng = np.random.default_rng(3)
     heads, q_len = shape
+    for least in ("SOLO", "SOLO_FEW"):
+        monkeypatch.setattr(numpy_tiles, least, 0)
     q, k, v = (rng.standard_normal((heads, n, 24)).astype(np.float32) for n in (q_len, 9000, 9000))
     q[heads // 2 :] *= 30
     results = []
@@ -40,7 +42,8 @@ def test_threads_change_no_bit(shape: tuple[int, int], monkeypatch: pytest.Monke
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 def test_a_forked_process_computes_too() -> None:
     """A process that forks off after a call has threads of its own."""
-    q = np.random.default_rng(5).standard_normal((2, 300, 8)).astype(np.float32)
+    q = np.random.default_rng(5).standard_normal((4, 600, 32)).astype(np.float32)
+    assert q.size * 600 > numpy_tiles.SOLO
     expected = refattn.attention(q, q, q, path="tiled")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         there = pool.submit(refattn.attention, q, q, q, path="tiled").result(timeout=60)
@@ -57,7 +60,7 @@ def late():
     refattn.attention(x, x, x, path="tiled")
     print("computed")
 
-x = np.ones((4, 400, 32), np.float32)
+x = np.ones((4, 600, 32), np.float32)
 threading.Thread(target=late).start()
 """
 
@@ -71,7 +74,7 @@ import refattn
 def start(self):
     raise RuntimeError("can't create new thread at interpreter shutdown")
 
-x = np.random.default_rng(5).standard_normal((4, 400, 32))
+x = np.random.default_rng(5).standard_normal((4, 600, 32))
 threading.Thread.start = start
 assert np.allclose(refattn.attention(x, x, x, path="tiled"), refattn.attention(x, x, x))
 print("computed")
