@@ -64,6 +64,13 @@ def test_a_row_is_judged_by_its_ratio_or_its_value(given: dict[str, Any], ratio:
     assert report.row(row.as_dict()) == row
 
 
+def test_the_middle_process_counts() -> None:
+    """Of several processes a row is the one with the middle ratio, or the middle figure where there is no peer."""
+    of = [(2.0, 1.0), (9.0, 8.0), (3.0, 1.0)]
+    runs = [[Row(**ROW, ours=x, peer="torch", theirs=y).as_dict(), Row(**ROW, ours=x).as_dict()] for x, y in of]
+    assert report.middle(runs) == [runs[0][0], runs[2][1]]
+
+
 def test_a_line_of_the_table_shows_peer_ratio_limit_and_why() -> None:
     """Each row has one cell per column, limits of ratios end in x, and a reason stands beside the verdict."""
     row = Row(**ROW, ours=1.234, peer="torch", theirs=2.0, floor={"products": 0.3, "exponentials": 0.2})

@@ -10,8 +10,9 @@ from refattn_backends.bench.rows import COLUMNS, Row, cells, quantity
 
 HEAD = """# Benchmark
 
-Medians of interleaved bursts on one quiet machine (`nox -s bench` measures anew). Ratios are ours over the peer's in
-the same run; a floor is what the work needs at the rates that this machine reached in the same run, part by part.
+Medians of interleaved bursts on one quiet machine, the middle ones of three processes (`nox -s bench` measures anew).
+Ratios are ours over the peer's in the same run; a floor is what the work needs at the rates that this machine reached
+in the same run, part by part.
 
 ![Time and memory against the length](bench.svg)
 """
