@@ -17,7 +17,8 @@ from refattn_backends.bench.rows import Row
 from refattn_backends.bench.sizes import SIZES
 
 LIMIT = 600  # seconds of one process
-UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # they would choose other kernels than the machine's own
+# They would choose other kernels than the machine's own, or give a peer fewer threads than there are cores.
+UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def tasks(size: str) -> list[tuple[str, ...]]:
