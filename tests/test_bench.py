@@ -91,7 +91,7 @@ def test_every_line_of_the_table_is_measured_in_the_order_of_the_list() -> None:
 
 
 def test_measuring_processes_choose_their_own_kernels() -> None:
-    """Variables that force OpenBLAS's choice of kernels do not reach them; all others do."""
+    """Variables that force OpenBLAS's choice of kernels, or limit threads, do not reach them; all others do."""
     given = {"OPENBLAS_CORETYPE": "x", "OPENBLAS_L2_SIZE": "1", "OMP_NUM_THREADS": "1", "HOME": "h"}
     assert report.environment(given) == {"HOME": "h"}
 
