@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import distributions
 from itertools import count
 from pathlib import Path
@@ -150,6 +150,22 @@ def test_the_file_has_versions_machine_rows_and_curves(monkeypatch: pytest.Monke
     assert found["curves"]["memory"] == {"tiled": {"16": 16.0, "32": 32.0}, "dense": {"16": 16.0, "32": 32.0}}
     assert set(found["machine"]) == {"system", "architecture", "processor", "cores"}
     assert str(Path.home()) not in text
+
+
+def test_rows_have_as_many_processes_as_their_size_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is measured in several processes, and curves in one for each length."""
+    asked: list[tuple[str, ...]] = []
+
+    def measured(size: str, words: tuple[str, ...]) -> Any:
+        asked.append(words)
+        return [] if words[0] == "rows" else {}
+
+    monkeypatch.setattr(report, "measure", measured)
+    monkeypatch.setitem(SIZES, "tiny", replace(TINY, processes=4))
+    for _ in report.gathered("tiny"):
+        pass
+    assert all(asked.count(words) == (4 if words[0] == "rows" else 1) for words in report.tasks("tiny"))
+    assert SIZES["full"].processes == 3
 
 
 def test_the_plot_is_the_same_file_each_time(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_what_a_target_prints_is_a_note(capsys: pytest.CaptureFixture[str]) -> N
         ("no_such_module:f", "importing no_such_module failed"),
         ("planted_faults:missing", "has no 'missing'"),
         ("planted_faults:chaty", "has no 'chaty'; did you mean chatty"),
+        ("numpi", "no target 'numpi'; did you mean numpy? refattn check --list shows all"),
         ("my_kernel.py", "no target 'my_kernel.py'; name a function of your module too, my_kernel.py:FUNCTION"),
         ("planted_faults:ALL", "is a tuple, not a function"),
         ("./missing.py:attention", "there is no file missing.py"),

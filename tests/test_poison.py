@@ -172,6 +172,20 @@ def test_visible_keys_make_nan_rows(library: Library, kind: str, poison: str) ->
     assert_follows_the_rule(library, Call(call.q, k, call.v, call.options))
 
 
+@pytest.mark.parametrize("q_len", [1, 80])
+@pytest.mark.parametrize("poison", [np.inf, -np.inf])
+def test_visible_infinite_keys_make_nan_rows_on_tiles(library: Library, q_len: int, poison: float) -> None:
+    """Where plain arithmetic gives a logit of -inf, and so no weight, the row is NaN on the tiled path too."""
+    q, k, v = (np.random.default_rng(4).uniform(0.5, 1.0, (2, n, 4)) for n in (q_len, 80, 80))
+    k[:, 40, 1] = poison
+    options: dict[str, Any] = {"causal": True, "q_start": 80 - q_len}
+    expected = refattn.golden(q, k, v, **options)
+    output = library.host(refattn.attention(*map(library.array, (q, k, v)), **options, path="tiled"))
+    assert np.array_equal(np.isnan(output), np.isnan(expected.output)) and np.isnan(output[:, -1]).all()
+    some = ~np.isnan(expected.output)
+    assert np.all(np.abs(output - expected.output)[some] <= expected.bound("float64")[some])
+
+
 @pytest.mark.parametrize("kind", SHOWN)
 def test_visible_values_decide_their_element(library: Library, kind: str) -> None:
     """A visible NaN gives NaN, an infinity itself, both infinities NaN, in that element alone."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from refattn import cli
-from refattn.whole_files import write_whole
+from refattn.whole_files import write_arrays, write_whole
 
 FAULT = "planted_faults:causal_shows_the_next"
 
@@ -33,6 +33,17 @@ def room_for(size: int) -> Iterator[None]:
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_archive_holds_arrays_alone(tmp_path: Path) -> None:
+    """It is what numpy.load reads without pickle; objects are refused, and leave nothing."""
+    path = tmp_path / "some.npz"
+    write_arrays(path, {"q": np.eye(2), "file": 3})
+    with np.load(path, allow_pickle=False) as found:
+        assert np.array_equal(found["q"], np.eye(2)) and found["file"] == 3
+    with pytest.raises(ValueError, match=r"[Oo]bject"):
+        write_arrays(tmp_path / "other.npz", {"q": np.asarray([object()])})
+    assert names_in(tmp_path) == ["some.npz"]
 
 
 def test_half_a_file_is_none(tmp_path: Path) -> None:

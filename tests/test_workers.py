@@ -38,6 +38,32 @@ def test_threads_change_no_bit(shape: tuple[int, int], monkeypatch: pytest.Monke
     assert results[0].tobytes() == results[1].tobytes()
 
 
+@pytest.mark.parametrize(
+    ("q_len", "k_len", "threads", "held"),
+    [(100, 100, 1, False), (500, 500, 1, True), (1200, 1200, 3, True), (1, 2000, 1, False), (1, 300000, 3, True)],
+)
+def test_a_call_has_the_threads_that_it_is_worth(
+    q_len: int, k_len: int, threads: int, held: bool, monkeypatch: Any
+) -> None:
+    """Short calls neither wait for a second thread nor stop to hold BLAS; long ones, and long decode steps, do both."""
+    shared, holding, share = [], [], workers.share
+
+    def counted(run: Any, jobs: Any, count: int) -> Any:
+        shared.append(count)
+        return share(run, jobs, count)
+
+    def hold() -> Any:
+        holding.append(True)
+        return blas.one_thread()
+
+    monkeypatch.setattr(workers, "count", lambda: 3)
+    monkeypatch.setattr(workers, "share", counted)
+    monkeypatch.setattr(numpy_tiles, "one_thread", hold)
+    q, k = (np.zeros((4, n, 8), np.float32) for n in (q_len, k_len))
+    refattn.attention(q, k, k, path="tiled")
+    assert shared[-1] == threads and bool(holding) == held
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 def test_a_forked_process_computes_too() -> None:

@@ -90,8 +90,7 @@ def _unknown(name: str, backends: tuple[str, ...] | list[str]) -> str:
     """What there is instead: close matches first, all names if there are none."""
     if name.endswith(".py") or Path(f"{name}.py").is_file():
         return f"no target {name!r}; name a function of your module too, {name}:FUNCTION"
-    own = [PREFIX + one for one in backends]
-    choices = [*NAMES, *ON_NVIDIA, *own]
-    if guess := meant(name, choices, most=4):
+    choices = [*NAMES, *ON_NVIDIA, *(PREFIX + one for one in backends)]
+    if guess := meant(name, dict.fromkeys([*choices, *backends]), most=4):  # numpy alone is a name too
         return f"no target {name!r}{guess} refattn check --list shows all"
     return f"no target {name!r}; there are {', '.join(choices)}, and module:function or file.py:function"
